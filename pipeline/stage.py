@@ -1,0 +1,150 @@
+"""A stage is its parameters: what a class must look like to be one, read from its signature.
+
+    @dataclass(frozen=True, slots=True)
+    class Search:
+        index: Path
+        k: int = 8
+
+        def open(self, device: Device) -> Any: ...               # slow, once per worker: weights, index
+        def run(self, state, queries: Queries) -> Hits: ...      # one batch; the annotations are the ports
+
+No base class and no registration. `open` is optional. Class variables say what the types cannot:
+
+    expands: ClassVar[bool] = True    one row in, any number out; each id is the row's plus one element
+    gathers: ClassVar[int] = 0        one row out for all rows whose ids share that many first elements
+    batch: ClassVar[int] = 64         rows to a batch, where the node does not say
+    accelerated: ClassVar[bool]       gains from an accelerator; otherwise it stays on the CPU
+    shares: ClassVar[tuple[str, ...]] parameters that decide what `open` returns; stages that agree on
+                                      them share one state. Default: all parameters
+
+Without `expands` or `gathers` a stage gives exactly one row for each row it gets, under the same id.
+"""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
+from typing import Any, Protocol
+
+from pipeline.errors import GraphError, RowId
+from pipeline.machine import Device
+from pipeline.values import Rows
+
+DEFAULT_BATCH = 64
+
+
+class Stage(Protocol):
+    """Anything with `run(state, **ports) -> Rows`; see the module's text for the rest."""
+
+    @property
+    def run(self) -> Any:
+        """One batch: `run(state, port=rows, ...) -> rows`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """The typed inputs and the output of a stage, a loop, or a graph."""
+
+    inputs: Mapping[str, type[Rows]]
+    output: type[Rows]
+
+
+@cache
+def ports(stage: type) -> Ports:
+    """The ports of a stage class, from the annotations of its `run`.
+
+    Raises GraphError naming the class and the annotation that is missing or no `Rows`.
+    """
+    name = stage.__qualname__
+    if not (is_dataclass(stage) and getattr(stage, "__dataclass_params__").frozen):  # noqa: B009
+        raise GraphError(f"stage {name} must be a frozen dataclass: add @dataclass(frozen=True, slots=True)")
+    if not callable(getattr(stage, "run", None)):
+        raise GraphError(f"stage {name} has no method `run(self, state, ...)`")
+    names = list(inspect.signature(stage.run).parameters)[2:]  # type: ignore[attr-defined]
+    try:
+        hints = typing.get_type_hints(stage.run)  # type: ignore[attr-defined]
+    except NameError as error:
+        raise GraphError(f"stage {name}: cannot resolve the annotations of run: {error}") from error
+    for port in [*names, "return"]:
+        hint = hints.get(port)
+        if not (isinstance(hint, type) and issubclass(hint, Rows)):
+            raise GraphError(f"stage {name}.run: {port!r} must be annotated with a Rows type, found {hint!r}")
+    clash = set(names) & {f.name for f in fields(stage)}
+    if clash:
+        raise GraphError(f"stage {name}: {sorted(clash)} are both ports and parameters; rename one")
+    return Ports({n: hints[n] for n in names}, hints["return"])
+
+
+def expands(stage: Any) -> bool:
+    """Whether one row becomes many."""
+    return bool(getattr(stage, "expands", False))
+
+
+def gathers(stage: Any) -> int | None:
+    """How many first id elements the gathered rows share; None for a stage that does not gather."""
+    return getattr(stage, "gathers", None)
+
+
+def batch_size(stage: Any) -> int:
+    """Rows to a batch by default."""
+    return int(getattr(stage, "batch", DEFAULT_BATCH))
+
+
+def accelerated(stage: Any) -> bool:
+    """Whether the stage gains from an accelerator."""
+    return bool(getattr(stage, "accelerated", False))
+
+
+def state_key(stage: Any) -> tuple[Any, ...]:
+    """What decides the state: stages with equal keys share what `open` returns."""
+    names = getattr(stage, "shares", None)
+    names = tuple(f.name for f in fields(stage)) if names is None else names
+    owner = getattr(type(stage), "open", type(stage))
+    return (owner.__module__, owner.__qualname__, *(getattr(stage, n) for n in names))
+
+
+def open_stage(stage: Any, device: Device) -> Any:
+    """The stage's state on `device`: what its `open` returns, None where it has none. Slow."""
+    opener = getattr(stage, "open", None)
+    return opener(device) if opener is not None else None
+
+
+def check_outputs(stage: Any, given: tuple[RowId, ...], made: Rows) -> None:
+    """Raise if the ids of `made` are not what the stage owes for the ids `given`.
+
+    A plain stage owes the same ids in the same order, an expanding one ids longer by one, a gathering
+    one the shared prefix.
+    """
+    name = type(stage).__name__
+    depth = gathers(stage)
+    if depth is not None:
+        if len(made.ids) != 1 or (given and made.ids[0] != given[0][:depth]):
+            raise ValueError(f"{name} owes one row, the first {depth} elements of the ids; gave {made.ids[:3]}")
+    elif expands(stage):
+        parents = set(given)
+        for i in made.ids:
+            if i[:-1] not in parents:
+                raise ValueError(f"{name} gave row {i}, which is no child of a row it got")
+        if len(set(made.ids)) != len(made.ids):
+            raise ValueError(f"{name} gave a row twice")
+    elif made.ids != given:
+        raise ValueError(f"{name} owes the {len(given)} rows it got, in order; gave {len(made.ids)}")
+
+
+def check_portable(stage: Any, name: str) -> None:
+    """Raise GraphError where a stage cannot travel to a worker, naming the parameter that cannot."""
+    for f in fields(stage):
+        value = getattr(stage, f.name)
+        try:
+            pickle.dumps(value)
+            hash(value)
+        except Exception as error:
+            raise GraphError(
+                f"stage {name!r} ({type(stage).__qualname__}): parameter {f.name!r} holds a "
+                f"{type(value).__name__}, which cannot travel to a worker or be compared ({error}); "
+                f"pass what it is made from and make it in `open`"
+            ) from error
