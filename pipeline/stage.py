@@ -123,7 +123,9 @@ def check_outputs(stage: Any, given: tuple[RowId, ...], made: Rows) -> None:
     depth = gathers(stage)
     if depth is not None:
         if len(made.ids) != 1 or (given and made.ids[0] != given[0][:depth]):
-            raise ValueError(f"{name} owes one row, the first {depth} elements of the ids; gave {made.ids[:3]}")
+            raise ValueError(
+                f"{name} owes one row, the first {depth} elements of the ids; gave {made.ids[:3]}"
+            )
     elif expands(stage):
         parents = set(given)
         for i in made.ids:

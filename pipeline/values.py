@@ -105,7 +105,7 @@ class PageTexts(Rows):
     `images`: uint8 [H, W, 3] RGB, upright, where `texts` is empty and the page shows something; else None.
     `spans`: int32 [L, 2], start and end of each line in the text; `boxes`: float32 [L, 4], its place as
     x0, y0, x1, y1 in fractions of the page, origin top left. Both are empty where the format has no places.
-    `headings`: tuple of (offset in the text, heading). `sources`: how it was read ("pdf", "ocr", "text (cp1252)").
+    `headings`: tuple of (offset in the text, heading). `sources`: how it was read: "pdf", "ocr", "text (cp1252)".
     """
 
     texts: tuple[str, ...]

@@ -1,0 +1,1 @@
+"""The stages that come with Ridgeway; one line each in `STAGES`."""

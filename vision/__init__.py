@@ -1,0 +1,1 @@
+"""Files and pages to text and pixels."""
