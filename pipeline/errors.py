@@ -32,7 +32,14 @@ class RidgewayError(ValueError):
 
 
 class GraphError(RidgewayError):
-    """A graph that cannot work: unknown names, ports that do not fit, cycles, unused nodes."""
+    """A graph that cannot work: unknown names, ports that do not fit, cycles, unused nodes.
+
+    `at` is the path to the fault in the pipeline file: `("stages", "search", "k")`.
+    """
+
+    def __init__(self, message: str, *at: str) -> None:
+        super().__init__(message)
+        self.at = at
 
 
 class ConfigError(RidgewayError):

@@ -23,8 +23,8 @@ class Device:
 
     @property
     def kind(self) -> str:
-        """ "cpu" or "cuda"."""
-        return self.name.partition(":")[0]
+        """ "cpu" or "cuda"; a lane of the user's own cluster is a CPU unless its name says "cuda:N"."""
+        return "cuda" if self.name.startswith("cuda:") else "cpu"
 
     @property
     def torch(self) -> str:

@@ -17,6 +17,9 @@ No base class and no registration. `open` is optional. Class variables say what 
     shares: ClassVar[tuple[str, ...]] parameters that decide what `open` returns; stages that agree on
                                       them share one state. Default: all parameters
 
+A port that joins shorter ids (the one row `()` of an index, the document row of many pages) is passed
+its distinct rows only; all other ports have equal ids in equal order. Rows are shared: never change one.
+
 Without `expands` or `gathers` a stage gives exactly one row for each row it gets, under the same id.
 """
 
@@ -53,20 +56,25 @@ class Ports:
     output: type[Rows]
 
 
-@cache
 def ports(stage: type) -> Ports:
     """The ports of a stage class, from the annotations of its `run`.
 
     Raises GraphError naming the class and the annotation that is missing or no `Rows`.
     """
+    return _ports(stage)
+
+
+@cache
+def _ports(stage: Any) -> Ports:
     name = stage.__qualname__
     if not (is_dataclass(stage) and getattr(stage, "__dataclass_params__").frozen):  # noqa: B009
         raise GraphError(f"stage {name} must be a frozen dataclass: add @dataclass(frozen=True, slots=True)")
-    if not callable(getattr(stage, "run", None)):
+    run = getattr(stage, "run", None)
+    if not callable(run):
         raise GraphError(f"stage {name} has no method `run(self, state, ...)`")
-    names = list(inspect.signature(stage.run).parameters)[2:]  # type: ignore[attr-defined]
+    names = list(inspect.signature(run).parameters)[2:]
     try:
-        hints = typing.get_type_hints(stage.run)  # type: ignore[attr-defined]
+        hints = typing.get_type_hints(run)
     except NameError as error:
         raise GraphError(f"stage {name}: cannot resolve the annotations of run: {error}") from error
     for port in [*names, "return"]:

@@ -49,11 +49,12 @@ class Rows:
 
     def __post_init__(self) -> None:
         for f in fields(self):
-            column = getattr(self, f.name)
+            column = _frozen(getattr(self, f.name), f"{type(self).__name__}.{f.name}")
             if len(column) != len(self.ids):
                 raise ValueError(
                     f"{type(self).__name__}.{f.name} has {len(column)} rows, ids has {len(self.ids)}"
                 )
+            object.__setattr__(self, f.name, column)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -71,6 +72,9 @@ class Rows:
         """All rows of `parts`, in order; the parts are of one type. No parts give an empty batch."""
         if len(parts) == 1:
             return parts[0]
+        if not parts:
+            none: Any = [np.zeros((0, 0), np.float32) if _is_array(f.type) else () for f in fields(cls)]
+            return cls(*none)
         return cls(*(_concat([getattr(p, f.name) for p in parts]) for f in fields(cls)))
 
     @property
@@ -105,7 +109,8 @@ class PageTexts(Rows):
     `images`: uint8 [H, W, 3] RGB, upright, where `texts` is empty and the page shows something; else None.
     `spans`: int32 [L, 2], start and end of each line in the text; `boxes`: float32 [L, 4], its place as
     x0, y0, x1, y1 in fractions of the page, origin top left. Both are empty where the format has no places.
-    `headings`: tuple of (offset in the text, heading). `sources`: how it was read: "pdf", "ocr", "text (cp1252)".
+    `headings`: tuple of (offset in the text, heading). `sources`: how it was read: "pdf", "ocr",
+    "text (cp1252)".
     """
 
     texts: tuple[str, ...]
@@ -284,14 +289,40 @@ class Answers(Rows):
     stops: tuple[str, ...]
 
 
+def _frozen(column: Any, name: str) -> Any:
+    """The column, unchangeable: several stages read the same rows (one appending would change all)."""
+    if isinstance(column, tuple):
+        return tuple(_frozen_item(x, name) for x in column) if _needs_freezing(column) else column
+    if isinstance(column, (list, dict, set)):
+        raise ValueError(f"{name} is a {type(column).__name__}: a column is a tuple or an array")
+    return _frozen_item(column, name)
+
+
+def _needs_freezing(column: tuple[Any, ...]) -> bool:
+    return any(not isinstance(x, (str, int, float, tuple, type(None))) for x in column)
+
+
+def _frozen_item(value: Any, name: str) -> Any:
+    if isinstance(value, (list, dict, set, bytearray)):
+        raise ValueError(f"{name} holds a {type(value).__name__}: rows are shared, use a tuple")
+    if isinstance(value, np.ndarray) and value.flags.writeable:
+        value = value.view()
+        value.flags.writeable = False
+    return value
+
+
 def _take(column: Any, index: Sequence[int]) -> Any:
     if isinstance(column, tuple):
         return tuple(column[i] for i in index)
     return column[list(index)]
 
 
+def _is_array(annotation: Any) -> bool:
+    return str(annotation).startswith(("NDArray", "numpy.ndarray", "np.ndarray"))
+
+
 def _concat(columns: list[Any]) -> Any:
-    if not columns or isinstance(columns[0], tuple):
+    if isinstance(columns[0], tuple):
         return tuple(x for column in columns for x in column)
     if isinstance(columns[0], np.ndarray):
         return np.concatenate(columns)

@@ -1,0 +1,68 @@
+"""One batch through one stage: the only place where a stage's `run` is called.
+
+The plain loop and the Dask workers share it, so both see the same batches, the same checks and the
+same errors.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.errors import BadRowsError, RowError, RowId
+from pipeline.stage import check_outputs, gathers, ports
+from pipeline.values import Rows
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What went wrong with a batch. `rows`: the bad ones, with (category, message); None if unknown."""
+
+    category: str
+    message: str
+    rows: Mapping[RowId, tuple[str, str]] | None = None
+    detail: str = ""
+
+
+def assemble(stage: Any, parts: Mapping[str, Sequence[Rows]]) -> dict[str, Rows]:
+    """The batch for each port: its parts in one; a gathering stage gets its rows in the order of ids."""
+    kinds = ports(type(stage)).inputs
+    batch = {port: kinds[port].concat([p for p in parts[port] if len(p)]) for port in kinds}
+    if gathers(stage) is None:
+        return batch
+    return {
+        port: rows.take(sorted(range(len(rows)), key=lambda i: row_order(rows.ids[i])))
+        for port, rows in batch.items()
+    }
+
+
+def apply(stage: Any, state: Any, batch: Mapping[str, Rows]) -> Rows:
+    """Run the stage on a batch and check that it gives the rows it owes. Raises what the stage raises."""
+    made = stage.run(state, **batch)
+    wanted = ports(type(stage)).output
+    if not isinstance(made, wanted):
+        raise TypeError(f"{type(stage).__name__} owes {wanted.__name__}, gave {type(made).__name__}")
+    check_outputs(stage, max((rows.ids for rows in batch.values()), key=_depth), made)
+    return made
+
+
+def fault(error: BaseException) -> Fault:
+    """What an exception out of a stage says about the batch."""
+    if isinstance(error, BadRowsError):
+        return Fault("bug", str(error), {i: (e.category, e.message) for i, e in error.rows.items()})
+    if isinstance(error, RowError):
+        return Fault(error.category, error.message)
+    name = type(error).__name__
+    category = "memory" if isinstance(error, MemoryError) or name == "OutOfMemoryError" else "bug"
+    return Fault(category, f"{name}: {error}", None, "".join(traceback.format_exception(error)))
+
+
+def _depth(ids: tuple[RowId, ...]) -> int:
+    return len(ids[0]) if ids else -1
+
+
+def row_order(row: RowId) -> tuple[tuple[bool, str | int], ...]:
+    """Sort key of an id: numbers before texts, so that mixed ids compare."""
+    return tuple((isinstance(x, str), x) for x in row)
