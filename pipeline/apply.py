@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline.errors import BadRowsError, RowError, RowId
@@ -38,14 +38,17 @@ def assemble(stage: Any, parts: Mapping[str, Sequence[Rows]]) -> dict[str, Rows]
     }
 
 
-def apply(stage: Any, state: Any, batch: Mapping[str, Rows]) -> Rows:
-    """Run the stage on a batch and check that it gives the rows it owes. Raises what the stage raises."""
-    made = stage.run(state, **batch)
+def apply(stage: Any, state: Any, batch: Mapping[str, Rows], owed: tuple[RowId, ...]) -> Rows:
+    """Run the stage on a batch and check that it gives the rows it owes. Raises what the stage raises.
+
+    `owed`: the ids of the rows it was given, or the id of the group that it gathers.
+    """
+    made: Rows = stage.run(state, **batch)
     wanted = ports(type(stage)).output
     if not isinstance(made, wanted):
         raise TypeError(f"{type(stage).__name__} owes {wanted.__name__}, gave {type(made).__name__}")
-    check_outputs(stage, max((rows.ids for rows in batch.values()), key=_depth), made)
-    return made
+    check_outputs(stage, owed, made)
+    return made if gathers(stage) is None else replace(made, ids=owed)
 
 
 def fault(error: BaseException) -> Fault:
@@ -57,10 +60,6 @@ def fault(error: BaseException) -> Fault:
     name = type(error).__name__
     category = "memory" if isinstance(error, MemoryError) or name == "OutOfMemoryError" else "bug"
     return Fault(category, f"{name}: {error}", None, "".join(traceback.format_exception(error)))
-
-
-def _depth(ids: tuple[RowId, ...]) -> int:
-    return len(ids[0]) if ids else -1
 
 
 def row_order(row: RowId) -> tuple[tuple[bool, str | int], ...]:

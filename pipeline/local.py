@@ -16,7 +16,7 @@ from pipeline.graph import Graph
 from pipeline.lookup import near_miss
 from pipeline.machine import Device, cores
 from pipeline.program import Program, Step, Turn, flatten
-from pipeline.stage import batch_size, gathers, open_stage, state_key
+from pipeline.stage import batch_size, expands, gathers, open_stage, state_key
 from pipeline.values import Rows
 
 Table = dict[RowId, Rows | Failure]
@@ -57,7 +57,7 @@ def run_local(graph: Graph, inputs: Mapping[str, Rows], device: Device | None = 
     found = [
         collect(name, root, loop.tables[producer], graph.type_of(graph.outputs[name]))
         for name, producer in program.outputs.items()
-        for root in (inputs[program.roots[name]].ids if program.depths[producer] else [()])
+        for root in (inputs[program.roots[name]].ids if program.roots[name] else [()])
     ]
     return Outcome(tuple(found), tuple(loop.failures))
 
@@ -93,6 +93,7 @@ class _Loop:
     device: Device
     tables: dict[str, Table] = field(default_factory=dict)
     states: dict[Any, Any] = field(default_factory=dict)
+    expanded: dict[str, list[RowId]] = field(default_factory=dict)
     failures: list[Failure] = field(default_factory=list)
 
     def run(self, n: Step | Turn) -> None:
@@ -118,14 +119,17 @@ class _Loop:
         return made
 
     def _gather(self, step: Step) -> Table:
-        depth = gathers(step.stage)
-        groups: dict[RowId, list[dict[str, Rows]]] = {(): []} if depth == 0 else {}
+        depth = gathers(step.stage) or 0
+        made: Table = {}
+        known = self.expanded.get(step.origin, []) if depth else [()]
+        groups: dict[RowId, list[dict[str, Rows]]] = {i: [] for i in known}
         for i, row in self._joined(step).items():
             if not isinstance(row, Failure):
                 groups.setdefault(i[:depth], []).append(row)
-        made: Table = {}
+            elif len(i) <= depth:
+                made[i] = row
         for i, rows in groups.items():
-            result = self._attempt(step, rows)
+            result = self._attempt(step, rows, (i,))
             made[i] = (
                 result if isinstance(result, Rows) else self._fail(step, i, result.category, result.message)
             )
@@ -151,10 +155,12 @@ class _Loop:
     def _batch(self, step: Step, rows: list[dict[str, Rows]]) -> Table:
         if not rows:
             return {}
-        made = self._attempt(step, rows)
+        ids = tuple(self._id(row) for row in rows)
+        made = self._attempt(step, rows, ids)
         if isinstance(made, Rows):
+            if expands(step.stage):
+                self.expanded.setdefault(step.name, []).extend(ids)
             return {r.ids[0]: r for r in made.split()}
-        ids = [self._id(row) for row in rows]
         if made.rows is not None:
             bad = {i: self._fail(step, i, *why) for i, why in made.rows.items()}
             return {**bad, **self._batch(step, [r for i, r in zip(ids, rows, strict=True) if i not in bad])}
@@ -163,13 +169,13 @@ class _Loop:
         half = len(rows) // 2
         return self._batch(step, rows[:half]) | self._batch(step, rows[half:])
 
-    def _attempt(self, step: Step, rows: list[dict[str, Rows]]) -> Any:
+    def _attempt(self, step: Step, rows: list[dict[str, Rows]], owed: tuple[RowId, ...]) -> Any:
         key = state_key(step.stage)
         try:
             if key not in self.states:
                 self.states[key] = open_stage(step.stage, self.device)
             parts = {e.port: list({r[e.port].ids[0]: r[e.port] for r in rows}.values()) for e in step.edges}
-            return apply(step.stage, self.states[key], assemble(step.stage, parts))
+            return apply(step.stage, self.states[key], assemble(step.stage, parts), owed)
         except Exception as error:
             return fault(error)
 
@@ -194,6 +200,7 @@ class _Loop:
                     current[entry][i] = row[e.port]
         for round_ in range(turn.max_rounds):
             self.tables |= current
+            self.expanded = {k: v for k, v in self.expanded.items() if not k.startswith(f"{turn.name}/")}
             for n in self.program.nodes:
                 if n.scope == (*turn.scope, turn.name):
                     self.run(n)

@@ -45,6 +45,8 @@ class Step:
     scope: Lineage
     device: str | None
     batch: int | None
+    origin: str
+    """For a gathering step, the expanding step (or the input) whose rows it makes whole again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,7 @@ def flatten(graph: Graph) -> Program:
         nodes=tuple(build.nodes),
         outputs={name: producer for name, (producer, _) in outputs.items()},
         depths={name: len(lineage) for name, lineage in build.lineages.items()},
-        roots={name: lineage[0] if lineage else "" for name, (_, lineage) in outputs.items()},
+        roots={o: (set(graph.inputs) & {*lineage[:1]} or {""}).pop() for o, (_, lineage) in outputs.items()},
     )
 
 
@@ -124,11 +126,10 @@ class _Build:
         joined = self._join(n, refs, name)
         depth = gathers(n.stage)
         if depth is not None:
-            self._check_gather(n, depth, joined, scope)
-            made = joined[:depth]
+            self._check_gather(n, depth, joined, scope, refs)
+            made, origin = joined[:depth], joined[depth]
         else:
-            made = (*joined, name) if expands(n.stage) else joined
-            depth = len(joined)
+            made, origin = (*joined, name) if expands(n.stage) else joined, ""
         self.lineages[name] = made
         self.scopes[name] = len(scope)
         edges = self._edges(n, refs)
@@ -136,7 +137,9 @@ class _Build:
             raise GraphError(
                 f"node {name!r} is the same in every round: put it before the loop", "stages", n.name
             )
-        self.nodes.append(Step(name, n.stage, edges, depth, len(made), scope, n.device, n.batch))
+        self.nodes.append(
+            Step(name, n.stage, edges, len(joined), len(made), scope, n.device, n.batch, origin)
+        )
         return name, made
 
     def _loop(self, n: Node, loop: Loop, refs: _Refs, scope: Lineage, prefix: str) -> _Refs:
@@ -199,13 +202,15 @@ class _Build:
             found.append(Edge(port, producer, len(lineage), self.scopes.get(producer, 0)))
         return tuple(found)
 
-    def _check_gather(self, n: Node, depth: int, joined: Lineage, scope: Lineage) -> None:
+    def _check_gather(self, n: Node, depth: int, joined: Lineage, scope: Lineage, refs: _Refs) -> None:
         at = ("stages", n.name)
         if depth >= len(joined):
             raise GraphError(
                 f"node {n.name!r} gathers rows that share {depth} id elements, but they have {len(joined)}",
                 *at,
             )
+        if any(len(refs[ref][1]) < len(joined) for ref in n.inputs.values()):
+            raise GraphError(f"node {n.name!r} gathers, so all its ports must be per {_per(joined)}", *at)
         if scope and depth < len(self.lineages[self._entry(scope[-1])]):
             raise GraphError(
                 f"node {n.name!r} gathers across the rows of loop {scope[-1]!r}: it would hold each "

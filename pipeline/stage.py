@@ -11,7 +11,8 @@
 No base class and no registration. `open` is optional. Class variables say what the types cannot:
 
     expands: ClassVar[bool] = True    one row in, any number out; each id is the row's plus one element
-    gathers: ClassVar[int] = 0        one row out for all rows whose ids share that many first elements
+    gathers: ClassVar[int] = 0        one row out for all rows whose ids share that many first elements;
+                                      its id is set for it
     batch: ClassVar[int] = 64         rows to a batch, where the node does not say
     accelerated: ClassVar[bool]       gains from an accelerator; otherwise it stays on the CPU
     shares: ClassVar[tuple[str, ...]] parameters that decide what `open` returns; stages that agree on
@@ -121,28 +122,21 @@ def open_stage(stage: Any, device: Device) -> Any:
     return opener(device) if opener is not None else None
 
 
-def check_outputs(stage: Any, given: tuple[RowId, ...], made: Rows) -> None:
-    """Raise if the ids of `made` are not what the stage owes for the ids `given`.
-
-    A plain stage owes the same ids in the same order, an expanding one ids longer by one, a gathering
-    one the shared prefix.
-    """
+def check_outputs(stage: Any, owed: tuple[RowId, ...], made: Rows) -> None:
+    """Raise if the ids of `made` are not what the stage owes: those of `owed`, or their children."""
     name = type(stage).__name__
-    depth = gathers(stage)
-    if depth is not None:
-        if len(made.ids) != 1 or (given and made.ids[0] != given[0][:depth]):
-            raise ValueError(
-                f"{name} owes one row, the first {depth} elements of the ids; gave {made.ids[:3]}"
-            )
+    if gathers(stage) is not None:
+        if len(made) != 1:
+            raise ValueError(f"{name} owes one row for all that it gathers; gave {len(made)}")
     elif expands(stage):
-        parents = set(given)
+        parents = set(owed)
         for i in made.ids:
             if i[:-1] not in parents:
                 raise ValueError(f"{name} gave row {i}, which is no child of a row it got")
         if len(set(made.ids)) != len(made.ids):
             raise ValueError(f"{name} gave a row twice")
-    elif made.ids != given:
-        raise ValueError(f"{name} owes the {len(given)} rows it got, in order; gave {len(made.ids)}")
+    elif made.ids != owed:
+        raise ValueError(f"{name} owes the {len(owed)} rows it got, in order; gave {len(made.ids)}")
 
 
 def check_portable(stage: Any, name: str) -> None:

@@ -1,0 +1,107 @@
+"""What the Scheduler is told and what it says: plain records, so that a run can be replayed.
+
+Rows are named, never held: a value is known by its key (a source's name or a task's number) and a row
+in it by its index. In goes what happened, out comes what to do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pipeline.apply import Fault
+from pipeline.errors import Failure, RowId
+from pipeline.values import Rows
+
+Key = int | str
+"""A value: the number of the task that made it, or the name of the source."""
+
+
+@dataclass(frozen=True, slots=True)
+class Meta:
+    """What the Scheduler may know of a value. `nbytes`: of all rows; `lengths`, `done`: a row each."""
+
+    ids: tuple[RowId, ...]
+    nbytes: int
+    lengths: tuple[int, ...] | None = None
+    done: tuple[bool, ...] | None = None
+
+
+def describe(rows: Rows) -> Meta:
+    """The description of a value."""
+    done = getattr(rows, "done", None)
+    return Meta(rows.ids, rows.nbytes, rows.lengths, None if done is None else tuple(bool(d) for d in done))
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """All sources with their rows; the first event of a run."""
+
+    sources: tuple[tuple[str, Meta], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A task gave a value."""
+
+    task: int
+    meta: Meta
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A task raised, or its worker died."""
+
+    task: int
+    fault: Fault
+
+
+Event = Start | Done | Failed
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Rows of a value, by index."""
+
+    key: Key
+    rows: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Run `step` on `device` over these rows; the value it makes is called `task`.
+
+    `owed`: the ids of the rows, in order, or of the group that they make.
+    """
+
+    task: int
+    step: str
+    device: str
+    ports: tuple[tuple[str, tuple[Part, ...]], ...]
+    owed: tuple[RowId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """Nobody will read this value again."""
+
+    key: Key
+
+
+@dataclass(frozen=True, slots=True)
+class Emit:
+    """The row `root` of the input has all its rows (sorted by id) and failures at this output."""
+
+    output: str
+    root: RowId
+    parts: tuple[Part, ...]
+    failures: tuple[Failure, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """A row failed at a step; said once, however much depends on it."""
+
+    failure: Failure
+
+
+Instruction = Submit | Free | Emit | Fail

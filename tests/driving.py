@@ -1,0 +1,80 @@
+"""A driver for the Scheduler without Dask: tasks run here, one at a time, in an order drawn by the test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from pipeline.apply import Fault, apply, assemble, fault
+from pipeline.events import Done, Emit, Event, Fail, Failed, Free, Key, Meta, Start, Submit, describe
+from pipeline.graph import Graph
+from pipeline.local import Outcome, Result
+from pipeline.machine import Device, Machine
+from pipeline.plan import place
+from pipeline.program import flatten
+from pipeline.scheduler import Scheduler
+from pipeline.stage import open_stage
+from pipeline.values import Rows
+
+LANES = Machine((Device("cpu:0"), Device("cpu:1")))
+
+
+class Driver:
+    """Obeys a Scheduler, and checks what any executor relies on: values exist when read, and are freed."""
+
+    def __init__(self, graph: Graph, window: int = 1 << 30, ordered: bool = True, machine: Machine = LANES) -> None:
+        self.program = flatten(graph)
+        self.steps = {s.name: s for s in self.program.steps}
+        self.scheduler = Scheduler(self.program, place(self.program, machine, window), ordered)
+        self.values: dict[Key, Rows] = {}
+        self.waiting: list[Submit] = []
+        self.sizes: list[tuple[str, int]] = []
+        self.outcome = Outcome((), ())
+        self.graph = graph
+
+    def run(self, inputs: Mapping[str, Rows], choose: Callable[[Sequence[Submit]], int] = lambda _: 0) -> Outcome:
+        """Run to the end; `choose` picks which waiting task finishes next."""
+        self.values |= inputs
+        self.tell(Start(tuple((name, describe(rows)) for name, rows in inputs.items())))
+        while self.waiting:
+            self.tell(self.work(self.waiting.pop(choose(self.waiting))))
+        assert self.scheduler.finished, "nothing runs and inputs are left"
+        assert not self.values, f"never freed: {sorted(map(str, self.values))}"
+        assert self.scheduler.live_bytes == 0
+        return self.outcome
+
+    def tell(self, event: Event) -> None:
+        for said in self.scheduler.handle(event):
+            if isinstance(said, Submit):
+                self.sizes.append((said.step, len(said.owed)))
+                self.waiting.append(said)
+            elif isinstance(said, Free):
+                del self.values[said.key]
+            elif isinstance(said, Fail):
+                self.outcome = Outcome(self.outcome.results, (*self.outcome.failures, said.failure))
+            else:
+                self.emit(said)
+
+    def work(self, task: Submit) -> Event:
+        stage = self.steps[task.step].stage
+        try:
+            state = open_stage(stage, Device(task.device))
+            parts = {port: [self.values[p.key].take(p.rows) for p in found] for port, found in task.ports}
+            made = apply(stage, state, assemble(stage, parts), task.owed)
+        except Exception as error:
+            return Failed(task.task, self.fault(error))
+        self.values[task.task] = made
+        return Done(task.task, describe(made))
+
+    def fault(self, error: Exception) -> Fault:
+        return fault(error)
+
+    def emit(self, said: Emit) -> None:
+        kind = self.graph.type_of(self.graph.outputs[said.output])
+        rows = kind.concat([self.values[p.key].take(p.rows) for p in said.parts])
+        result = Result(said.output, said.root, rows, said.failures)
+        self.outcome = Outcome((*self.outcome.results, result), self.outcome.failures)
+
+
+def meta(*ids: str) -> Meta:
+    """The description of a value of one byte a row."""
+    return Meta(tuple((i,) for i in ids), len(ids))

@@ -1,0 +1,85 @@
+"""Random graphs over the toy stages, with loops, fan-out, fan-in, and rows that fail."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from pipeline.errors import GraphError
+from pipeline.graph import Graph, Loop, Node, node
+from pipeline.program import flatten
+from tests.toys import Collatz, Fan, Join, Numbers, Picky, Plus, Strip, Total, numbers
+
+bad = st.integers(0, 60)
+
+
+def plain_body(draw: Any) -> Loop:
+    """Round after round on its own."""
+    nodes = (node("go", Collatz(draw(bad)), a="n"), node("bare", Strip(), a="go"))
+    return Loop(Graph({"n": Numbers}, nodes, {"next": "bare", "flags": "go"}), {"n": "next"}, "flags", draw(st.integers(1, 5)))
+
+
+def fanning_body(draw: Any) -> Loop:
+    """Each round fans out, joins a value from outside, and gathers by question."""
+    nodes = (
+        node("fan", Fan(draw(st.integers(1, 4)), draw(bad)), a="n"),
+        node("mine", Plus(1, draw(bad)), a="fan"),
+        node("both", Join(), a="mine", b="k"),
+        node("all", Total(1), a="both"),
+        node("go", Collatz(draw(bad)), a="all"),
+        node("bare", Strip(), a="go"),
+    )
+    graph = Graph({"n": Numbers, "k": Numbers}, nodes, {"next": "bare", "flags": "go"})
+    return Loop(graph, {"n": "next"}, "flags", draw(st.integers(1, 3)))
+
+
+@st.composite
+def graphs(draw: Any) -> Graph:
+    """A graph of up to seven nodes over the inputs `docs` and `asks`."""
+    nodes: list[Node] = []
+    refs = ["docs", "asks"]
+    for i in range(draw(st.integers(1, 7))):
+        made = _node(draw, f"n{i}", st.sampled_from(refs))
+        try:
+            _graph([*nodes, made])
+        except GraphError:
+            continue
+        nodes.append(made)
+        refs.append(f"{made.name}.next" if isinstance(made.stage, Loop) else made.name)
+    if not nodes:
+        nodes.append(node("only", Plus(), a="docs"))
+    return _graph(nodes)
+
+
+def _node(draw: Any, name: str, ref: Any) -> Node:
+    kind = draw(st.sampled_from(["plus", "picky", "join", "fan", "all", "each", "loop", "fanloop"]))
+    a = draw(ref)
+    if kind == "join":
+        return node(name, Join(), a=a, b=draw(ref))
+    if kind == "loop":
+        return node(name, plain_body(draw), n=a)
+    if kind == "fanloop":
+        return node(name, fanning_body(draw), n=a, k=draw(ref))
+    stage = {
+        "plus": Plus(1, draw(bad)), "picky": Picky(draw(st.integers(2, 9))), "fan": Fan(4, draw(bad)),
+        "all": Total(0), "each": Total(1),
+    }[kind]  # fmt: skip
+    return node(name, stage, a=a, batch=draw(st.sampled_from([None, 1, 2, 3])))
+
+
+def _graph(nodes: list[Node]) -> Graph:
+    """The nodes with all loose ends as outputs. Raises GraphError where rows cannot meet."""
+    read = {r.partition(".")[0] for n in nodes for r in n.inputs.values()}
+    inputs = {name: Numbers for name in ("docs", "asks") if name in read}
+    ends = {n.name: (f"{n.name}.next" if isinstance(n.stage, Loop) else n.name) for n in nodes if n.name not in read}
+    graph = Graph(inputs, tuple(nodes), ends)
+    flatten(graph)
+    return graph
+
+
+@st.composite
+def inputs_for(draw: Any, graph: Graph) -> dict[str, Numbers]:
+    """Rows for each input of the graph, sometimes none."""
+    values = st.lists(st.integers(0, 60), max_size=6)
+    return {name: numbers(**{f"{name}{i}": x for i, x in enumerate(draw(values))}) for name in graph.inputs}
