@@ -98,7 +98,7 @@ class Tracker:
         self._deliver(step, place, failure)
 
     def settled(self, step: Step, places: Iterable[Place], good: bool) -> None:
-        """These instances have run (`good`) or failed, and their rows are handed on: forget what they read."""
+        """These instances ran (`good`) or failed, and their rows are handed on: forget what they read."""
         for place in places:
             if step.name in self._groups:
                 items = [i for ports in self._gathered[step.name].pop(place).values() for i in ports.values()]

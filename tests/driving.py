@@ -21,7 +21,9 @@ LANES = Machine((Device("cpu:0"), Device("cpu:1")))
 class Driver:
     """Obeys a Scheduler, and checks what any executor relies on: values exist when read, and are freed."""
 
-    def __init__(self, graph: Graph, window: int = 1 << 30, ordered: bool = True, machine: Machine = LANES) -> None:
+    def __init__(
+        self, graph: Graph, window: int = 1 << 30, ordered: bool = True, machine: Machine = LANES
+    ) -> None:
         self.program = flatten(graph)
         self.steps = {s.name: s for s in self.program.steps}
         self.scheduler = Scheduler(self.program, place(self.program, machine, window), ordered)
@@ -31,7 +33,9 @@ class Driver:
         self.outcome = Outcome((), ())
         self.graph = graph
 
-    def run(self, inputs: Mapping[str, Rows], choose: Callable[[Sequence[Submit]], int] = lambda _: 0) -> Outcome:
+    def run(
+        self, inputs: Mapping[str, Rows], choose: Callable[[Sequence[Submit]], int] = lambda _: 0
+    ) -> Outcome:
         """Run to the end; `choose` picks which waiting task finishes next."""
         self.values |= inputs
         self.tell(Start(tuple((name, describe(rows)) for name, rows in inputs.items())))

@@ -17,7 +17,12 @@ bad = st.integers(0, 60)
 def plain_body(draw: Any) -> Loop:
     """Round after round on its own."""
     nodes = (node("go", Collatz(draw(bad)), a="n"), node("bare", Strip(), a="go"))
-    return Loop(Graph({"n": Numbers}, nodes, {"next": "bare", "flags": "go"}), {"n": "next"}, "flags", draw(st.integers(1, 5)))
+    return Loop(
+        Graph({"n": Numbers}, nodes, {"next": "bare", "flags": "go"}),
+        {"n": "next"},
+        "flags",
+        draw(st.integers(1, 5)),
+    )
 
 
 def fanning_body(draw: Any) -> Loop:
@@ -72,7 +77,11 @@ def _graph(nodes: list[Node]) -> Graph:
     """The nodes with all loose ends as outputs. Raises GraphError where rows cannot meet."""
     read = {r.partition(".")[0] for n in nodes for r in n.inputs.values()}
     inputs = {name: Numbers for name in ("docs", "asks") if name in read}
-    ends = {n.name: (f"{n.name}.next" if isinstance(n.stage, Loop) else n.name) for n in nodes if n.name not in read}
+    ends = {
+        n.name: (f"{n.name}.next" if isinstance(n.stage, Loop) else n.name)
+        for n in nodes
+        if n.name not in read
+    }
     graph = Graph(inputs, tuple(nodes), ends)
     flatten(graph)
     return graph

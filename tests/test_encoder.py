@@ -32,7 +32,9 @@ def encoder() -> Encoder:
 def copy(tmp_path: Path) -> Path:
     """The model's folder without its weights, to change its configuration."""
     folder = tmp_path / "model"
-    shutil.copytree(resolve(MODEL), folder, ignore=shutil.ignore_patterns("*.safetensors", "data_config.json"))
+    shutil.copytree(
+        resolve(MODEL), folder, ignore=shutil.ignore_patterns("*.safetensors", "data_config.json")
+    )
     (folder / "model.safetensors").touch()
     return folder
 
@@ -134,7 +136,9 @@ class Fixed:
         return np.tile(self.vector, (len(texts), 1))
 
 
-@pytest.mark.parametrize(("vector", "kept"), [([1, 0], "bfloat16"), ([0.6, 0.8], "float32"), ([np.nan, 0], "float32")])
+@pytest.mark.parametrize(
+    ("vector", "kept"), [([1, 0], "bfloat16"), ([0.6, 0.8], "float32"), ([np.nan, 0], "float32")]
+)
 def test_bfloat16_is_kept_where_it_agrees(
     vector: list[float], kept: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -49,7 +49,6 @@ class DocxReader:
 def _open(path: str) -> Any:
     import docx
     from docx.opc.exceptions import PackageNotFoundError
-    from lxml.etree import LxmlError
 
     with Path(path).open("rb") as file:
         if file.read(8) == _OLE:
@@ -58,7 +57,7 @@ def _open(path: str) -> Any:
             raise RowError("unreadable", "an old .doc file under the name .docx; save it as .docx")
     try:
         return docx.Document(path)
-    except (PackageNotFoundError, BadZipFile, KeyError, ValueError, LxmlError) as error:
+    except (PackageNotFoundError, BadZipFile, KeyError, ValueError, SyntaxError) as error:
         raise RowError("unreadable", f"no complete .docx package ({error}); save it again") from error
 
 

@@ -49,7 +49,8 @@ class _Found:
     def name(self, depth: int) -> str:
         """The path below the root, after the last `depth` parts of the root's own path."""
         parts = Path(self.folder).parts
-        return "/".join([*parts[max(1, len(parts) - depth) :], *Path(self.below).parts] if depth else Path(self.below).parts)
+        own = parts[max(1, len(parts) - depth) :] if depth else ()
+        return "/".join([*own, *Path(self.below).parts])
 
 
 def crawl(roots: Sequence[str | Path]) -> Crawl:
@@ -66,7 +67,9 @@ def crawl(roots: Sequence[str | Path]) -> Crawl:
         for file in sorted(_under(number, os.fspath(root)), key=lambda f: Path(f.below).parts):
             found.setdefault(file.path, file)
     names = _names(list(found.values()))
-    documents, unsupported, failures = [], [], []
+    documents: list[tuple[str, str]] = []
+    unsupported: list[str] = []
+    failures: list[Failure] = []
     for name, file in names:
         printable = _printable(name)
         if file.fault is None and extension(name) not in READERS:
@@ -90,7 +93,7 @@ def _under(number: int, root: str) -> Iterator[_Found]:
     elif glob.has_magic(root):
         matches = sorted(glob.glob(path, recursive=True))
         if not matches:
-            raise RidgewayError(f"documents: nothing matches {root!r}; check the pattern and the folder it starts from")
+            raise RidgewayError(f"documents: nothing matches {root!r}; check the pattern and its folder")
         base = _fixed_part(path)
         for match in matches:
             yield from _walk(number, base, match) if os.path.isdir(match) else [_file(number, base, match)]
@@ -101,7 +104,8 @@ def _under(number: int, root: str) -> Iterator[_Found]:
 def _walk(number: int, base: str, top: str) -> Iterator[_Found]:
     """Files at and below the folder `top`, named from `base`; linked folders last, each real folder once."""
     seen: set[tuple[int, int]] = set()
-    waiting, linked = [top], []
+    waiting: list[str] = [top]
+    linked: list[str] = []
     while waiting or linked:
         folder = waiting.pop() if waiting else linked.pop(0)
         try:

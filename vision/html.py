@@ -17,11 +17,10 @@ from vision.page import Options, Page, clean, single
 from vision.text import decode, source
 
 _UNSEEN = frozenset(
-    "head script style noscript template iframe object svg canvas audio video select datalist".split()
+    ["head", "script", "style", "noscript", "template", "iframe", "object", "svg", "canvas", "audio", "video", "select", "datalist"]
 )
 _BLOCKS = frozenset(
-    "address article aside blockquote body br caption dd details dialog div dl dt fieldset figcaption figure footer "
-    "form h1 h2 h3 h4 h5 h6 header hr legend li main nav ol p pre section summary table tbody tfoot thead tr ul".split()
+    ["address", "article", "aside", "blockquote", "body", "br", "caption", "dd", "details", "dialog", "div", "dl", "dt", "fieldset", "figcaption", "figure", "footer", "form", "h1", "h2", "h3", "h4", "h5", "h6", "header", "hr", "legend", "li", "main", "nav", "ol", "p", "pre", "section", "summary", "table", "tbody", "tfoot", "thead", "tr", "ul"]
 )
 _HEADINGS = frozenset(("h1", "h2", "h3", "h4", "h5", "h6"))
 _CHARSET = re.compile(rb"""<meta[^>]+charset\s*=\s*["']?\s*([\w.:-]+)""", re.IGNORECASE)

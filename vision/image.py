@@ -125,4 +125,5 @@ def _eight_bits(values: NDArray[np.generic], mode: str) -> NDArray[np.uint8]:
     fitting = [limit for limit in limits if low >= 0 and high <= limit]
     if fitting:
         low, high = 0.0, fitting[0]
-    return np.rint((grey - low) * (255.0 / max(high - low, 1e-30))).clip(0, 255).astype(np.uint8)
+    scaled = np.rint((grey - low) * (255.0 / max(high - low, 1e-30))).clip(0, 255)
+    return np.asarray(scaled, np.uint8)

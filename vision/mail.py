@@ -11,7 +11,6 @@ import email.policy
 from dataclasses import dataclass
 from email.message import EmailMessage
 from pathlib import Path
-from typing import cast
 
 from pipeline.errors import RowError
 from vision.html import visible
@@ -41,8 +40,8 @@ def _parse(data: bytes) -> EmailMessage:
     policy = email.policy.default
     if b"\0" in data[:4096] or data.startswith(b"\xef\xbb\xbf"):
         text = decode(data)[0].removeprefix("\ufeff")
-        return cast(EmailMessage, email.message_from_string(text, policy=policy))
-    return cast(EmailMessage, email.message_from_bytes(data, policy=policy))
+        return email.message_from_string(text, policy=policy)
+    return email.message_from_bytes(data, policy=policy)
 
 
 def _body(message: EmailMessage) -> str:

@@ -88,7 +88,8 @@ def _straight(corners: NDArray[np.float64]) -> NDArray[np.float64]:
     flat = edges[np.abs(edges[:, 1]) < edges[:, 0]]
     angle = float(np.median(np.arctan2(flat[:, 1], flat[:, 0]))) if len(flat) else 0.0
     cosine, sine = np.cos(angle), np.sin(angle)
-    return corners @ np.array([[cosine, -sine], [sine, cosine]])
+    turned: NDArray[np.float64] = corners @ np.array([[cosine, -sine], [sine, cosine]])
+    return turned
 
 
 def _page(texts: Sequence[str], boxes: NDArray[np.float64], order: Order) -> Page:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from pipeline.errors import RowError
@@ -80,13 +81,13 @@ def headings(text: str) -> Iterator[tuple[int, str]]:
     for line in text[body:].split("\n"):
         starts.append(starts[-1] + len(line) + 1)
     tokens = MarkdownIt("commonmark").parse(text[body:])
-    for opening, words in zip(tokens, tokens[1:], strict=False):
+    for opening, words in pairwise(tokens):
         if opening.type == "heading_open" and opening.map and words.content.strip():
             yield starts[opening.map[0]], " ".join(words.content.split())
 
 
 def _after_front_matter(text: str) -> int:
-    """Where Markdown begins: after a block of YAML between two lines of `---`, whose last line looks like a heading."""
+    """Where Markdown begins: after YAML between two lines of `---`, which would look like a heading."""
     end = text.find("\n---\n", 3) if text.startswith("---\n") else -1
     return end + 5 if end >= 0 else 0
 

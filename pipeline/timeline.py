@@ -1,0 +1,36 @@
+"""What happened: spans of work, predicted or measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One batch of one step on one device; times in seconds from the start of the run."""
+
+    step: str
+    device: str
+    start: float
+    end: float
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """All spans of a step: batches, rows, and busy seconds."""
+
+    step: str
+    batches: int
+    rows: int
+    seconds: float
+
+
+def totals(spans: Iterable[Span]) -> tuple[Total, ...]:
+    """The sums by step, in order of first appearance."""
+    found: dict[str, Total] = {}
+    for s in spans:
+        t = found.get(s.step, Total(s.step, 0, 0, 0.0))
+        found[s.step] = Total(s.step, t.batches + 1, t.rows + s.rows, t.seconds + s.end - s.start)
+    return tuple(found.values())

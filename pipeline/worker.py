@@ -1,0 +1,95 @@
+"""What a worker does with a task: find the state, cut the rows, run the stage, tell how it went.
+
+It decides nothing. Errors of a batch come back as values, so that Dask's own error path is left for
+workers that die.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.apply import Fault, apply, assemble, fault
+from pipeline.errors import RidgewayError, RowId
+from pipeline.events import Meta, describe
+from pipeline.machine import Device
+from pipeline.stage import open_stage, state_key
+from pipeline.values import Rows
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A task in full: `ports` say which rows of which of the values that come with it."""
+
+    stage: Any
+    device: Device
+    ports: tuple[tuple[str, tuple[tuple[int, tuple[int, ...]], ...]], ...]
+    owed: tuple[RowId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What a task made: rows, or a fault of the batch, or an error that ends the run."""
+
+    rows: Rows | None
+    fault: Fault | None
+    fatal: RidgewayError | None
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A `Made` without its payload, for the client. `start`, `end`: monotonic seconds on the worker."""
+
+    meta: Meta | None
+    fault: Fault | None
+    fatal: RidgewayError | None
+    start: float
+    end: float
+
+
+class States:
+    """The opened stages of one lane, which runs one batch at a time."""
+
+    def __init__(self) -> None:
+        self._states: dict[tuple[Any, ...], Any] = {}
+        self._lane = threading.Lock()
+
+    def run(self, order: Order, values: Sequence[Made | Rows]) -> Made:
+        """Carry out an order; never raises for what goes wrong in a stage."""
+        with self._lane:
+            start = time.monotonic()
+            try:
+                rows = self._attempt(order, values)
+            except RidgewayError as error:
+                return Made(None, None, error, start, time.monotonic())
+            except Exception as error:
+                return Made(None, fault(error), None, start, time.monotonic())
+            return Made(rows, None, None, start, time.monotonic())
+
+    def _attempt(self, order: Order, values: Sequence[Made | Rows]) -> Rows:
+        parts = {port: [rows_of(values[at]).take(rows) for at, rows in found] for port, found in order.ports}
+        return apply(order.stage, self._state(order), assemble(order.stage, parts), order.owed)
+
+    def _state(self, order: Order) -> Any:
+        key = (order.device.name, *state_key(order.stage))
+        if key not in self._states:
+            self._states[key] = open_stage(order.stage, order.device)
+        return self._states[key]
+
+
+def report(made: Made) -> Report:
+    """What the client needs to know of a value that stays on the worker."""
+    meta = describe(made.rows) if made.rows is not None else None
+    return Report(meta, made.fault, made.fatal, made.start, made.end)
+
+
+def rows_of(value: Made | Rows) -> Rows:
+    """The rows of a value: one that a task made, or a source."""
+    rows = value.rows if isinstance(value, Made) else value
+    assert rows is not None
+    return rows
