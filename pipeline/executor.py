@@ -111,7 +111,7 @@ class Run:
     def __iter__(self) -> Generator[Result]:
         with ExitStack() as stack:
             own = None if self._client else detect()
-            client = stack.enter_context(local_client(own)) if own else self._client
+            client = self._client or stack.enter_context(local_client(detect()))
             machine, addresses = lanes(client, own)
             self.plan = place(self._program, machine)
             client.register_plugin(_StatesPlugin())

@@ -18,9 +18,6 @@ from pipeline.lookup import near_miss
 from pipeline.stage import check_portable, ports
 from pipeline.values import Rows
 
-NODE_KEYS = ("stage", "loop", "device", "batch", "carry", "until", "max_rounds")
-"""Keys of a node in a pipeline file that are neither ports nor parameters."""
-
 
 @dataclass(frozen=True, slots=True)
 class Node:

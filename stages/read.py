@@ -1,8 +1,8 @@
 """Documents to pages, and pages to text or pixels.
 
-Both stages read through child processes that may be killed (`vision.isolate`), one for each core they may use, so
-a damaged file costs its own row and nothing else. Passwords for encrypted PDFs are named by a file, one
-a line: they are no parameter, and so in no plan, log or pipeline file.
+Both stages read through child processes that may be killed (`vision.isolate`), one for each core they may
+use, so a damaged file costs its own row and nothing else. Passwords for encrypted PDFs are named by a
+file, one a line: they are no parameter, and so in no plan, log or pipeline file.
 """
 
 from __future__ import annotations
@@ -101,7 +101,9 @@ def _check(stage: str, seconds: float, passwords_file: str) -> None:
     if not 0 < seconds < 86400:
         raise RidgewayError(f"{stage}: seconds must be above 0 and at most a day, got {seconds!r}")
     if passwords_file and not Path(passwords_file).is_file():
-        raise RidgewayError(f"{stage}: passwords_file {passwords_file!r} is no file; write one password a line into it")
+        raise RidgewayError(
+            f"{stage}: passwords_file {passwords_file!r} is no file; write a password a line there"
+        )
 
 
 def _passwords(file: str) -> tuple[str, ...]:

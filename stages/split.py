@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,9 +14,6 @@ from pipeline.machine import Device
 from pipeline.values import Chunks, PageTexts
 from retrieval.chunk import Piece, split
 from retrieval.encoder import facts, read_tokenizer
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
 
 _COLUMNS = 7
 
@@ -46,7 +43,7 @@ class Split:
                 f"overlap is {self.overlap}, tokens is {self.tokens}: overlap must be 0 to tokens - 1"
             )
 
-    def open(self, device: Device) -> Tokenizer:
+    def open(self, device: Device) -> Any:
         """The encoder's tokenizer; raises ModelError where `tokens` is beyond its window, or too few."""
         known = facts(self.encoder)
         tokenizer = read_tokenizer(known.folder)
@@ -60,13 +57,13 @@ class Split:
             )
         return tokenizer
 
-    def run(self, state: Tokenizer, texts: PageTexts) -> Chunks:
+    def run(self, state: Any, texts: PageTexts) -> Chunks:
         """All chunks of the pages, in order; chunk ids count from 0 on each page."""
         rows = [row for i in range(len(texts)) for row in self._page(state, texts, i)]
         columns = zip(*rows, strict=True) if rows else ((),) * _COLUMNS
         return Chunks(*columns)
 
-    def _page(self, tokenizer: Tokenizer, texts: PageTexts, i: int) -> Iterator[tuple[object, ...]]:
+    def _page(self, tokenizer: Any, texts: PageTexts, i: int) -> Iterator[tuple[object, ...]]:
         """The rows of page `i`, in the order of the columns of `Chunks`."""
         text, headings = texts.texts[i], texts.headings[i]
         pieces = split(text, headings, tokenizer, self.tokens, self.overlap, self.headings)

@@ -159,7 +159,8 @@ def test_text_without_spaces_is_cut_after_its_sentences() -> None:
 
 
 def test_initials_and_titles_end_no_sentence() -> None:
-    text = "Many a word may well come before the end of it. The author is Dr. J. Smith of the Inc. Company there today."
+    text = "Many a word may well come before the end of it. "
+    text += "The author is Dr. J. Smith of the Inc. Company there today."
     first, _ = split(text, (), WORDS, 22, 0)
     assert first.match.endswith("it.")
 

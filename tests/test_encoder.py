@@ -51,6 +51,7 @@ def test_vectors_are_float32_of_unit_length_for_every_text(encoder: Encoder) -> 
     assert np.linalg.norm(vectors, axis=1) == pytest.approx(1)
 
 
+@pytest.mark.slow
 def test_vectors_are_those_of_sentence_transformers_in_the_order_given(encoder: Encoder) -> None:
     from sentence_transformers import SentenceTransformer
 
@@ -106,6 +107,7 @@ def test_a_mistyped_dtype_names_the_near_miss() -> None:
         check_dtype("bfloat61")
 
 
+@pytest.mark.slow
 def test_loading_and_encoding_make_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     attempts: list[object] = []
 
@@ -120,6 +122,7 @@ def test_loading_and_encoding_make_no_connection(monkeypatch: pytest.MonkeyPatch
     assert attempts == []
 
 
+@pytest.mark.slow
 def test_bfloat16_agrees_with_float32(encoder: Encoder) -> None:
     fast = load(MODEL, CPU, "bfloat16")
     assert fast.dtype == "bfloat16"
@@ -149,6 +152,7 @@ def test_bfloat16_is_kept_where_it_agrees(
     assert bool(caplog.records) == (kept == "float32")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fast", [True, False])
 def test_auto_is_bfloat16_where_that_is_fast(fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_has_fast_bfloat16", lambda device: fast)
@@ -167,6 +171,7 @@ def test_prompts_go_before_texts_of_their_kind(copy: Path) -> None:
     assert facts(str(copy)).prompts == {"query": "ask: ", "document": "told: "}
 
 
+@pytest.mark.slow
 def test_a_prompt_changes_the_vector(copy: Path, encoder: Encoder) -> None:
     change(copy / "config_sentence_transformers.json", prompts={"query": "ask: "})
     shutil.copy(resolve(MODEL) / "model.safetensors", copy)
@@ -210,5 +215,5 @@ def test_a_file_is_no_encoder(tmp_path: Path) -> None:
 def test_the_facts_need_no_torch() -> None:
     import subprocess
 
-    code = f"import sys; from retrieval.encoder import facts; facts({MODEL!r}); assert 'torch' not in sys.modules"
+    code = f"import sys, retrieval.encoder as e; e.facts({MODEL!r}); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

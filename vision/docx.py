@@ -31,7 +31,10 @@ class DocxReader:
         return 1
 
     def read(self, path: str, number: int, options: Options) -> Page:
-        """Paragraphs and table rows, one line each, cells joined by " | ". Raises RowError: unreadable, encrypted."""
+        """Paragraphs and table rows, one line each, cells joined by " | ".
+
+        Raises RowError: unreadable, encrypted.
+        """
         single(number)
         document = _open(path)
         names = {style.style_id: style.name or "" for style in document.styles}

@@ -1,9 +1,9 @@
 """From folders, files and globs to documents with stable names.
 
-A document's name is its path relative to the folder that was given, so it stays the same wherever that folder
-lies. What cannot be read is listed, never dropped: files without a reader, and failures. Left out
-without a word: hidden files and folders, and the lock files of office programs (`~$...`). Links to folders are
-followed after all real folders, each target once. Nothing is opened here.
+A document's name is its path relative to the folder that was given, so it stays the same wherever that
+folder lies. What cannot be read is listed, never dropped: files without a reader, and failures. Left out
+without a word: hidden files and folders, and the lock files of office programs (`~$...`). Links to folders
+are followed after all real folders, each target once. Nothing is opened here.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Crawl:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A file: where it was asked for (index of the root and its folder), its path below that, and its fault."""
+    """A file: where it was asked for (number of the root, its folder), its path below that, its fault."""
 
     root: int
     folder: str
@@ -56,9 +56,9 @@ class _Found:
 def crawl(roots: Sequence[str | Path]) -> Crawl:
     """The documents under `roots`: folders (with all below them), files, or globs (`**` for any depth).
 
-    Row ids are `(name,)`. Names are relative to the folder given, to the parent of a file, or to the fixed part of
-    a glob. Where two roots hold the same name, the names of both begin with their root's own. A file that
-    two roots reach is listed once. Documents come in the order of the roots, sorted by name within each.
+    Row ids are `(name,)`. Names are relative to the folder given, to the parent of a file, or to the fixed
+    part of a glob. Where two roots hold the same name, the names of both begin with their root's own. A file
+    that two roots reach is listed once. Documents come in the order of the roots, sorted by name within each.
 
     Raises RidgewayError for a root that does not exist or a glob that matches nothing.
     """

@@ -116,12 +116,12 @@ def _rgb_of_lab(image: Image) -> Image:
 def _eight_bits(values: NDArray[np.generic], mode: str) -> NDArray[np.uint8]:
     """Grey values of 16 or 32 bits or floats as uint8.
 
-    16-bit files use the whole range. For 32 bits and floats no range is agreed on: it is taken as 0 to 1, 0 to
-    255 or 0 to 65535 where the values lie within, and else as the values' own.
+    16-bit files use the whole range. For 32 bits and floats no range is agreed on: it is taken as 0 to 1,
+    0 to 255 or 0 to 65535 where the values lie within, and else as the values' own.
     """
     grey = np.nan_to_num(values.astype(np.float32), posinf=0.0, neginf=0.0)
     low, high = float(grey.min()), float(grey.max())
-    limits = (65535.0,) if mode.startswith("I;16") else (1.0, 255.0, 65535.0) if mode == "F" else (255.0, 65535.0)
+    limits = {"F": (1.0, 255.0, 65535.0), "I": (255.0, 65535.0)}.get(mode, (65535.0,))
     fitting = [limit for limit in limits if low >= 0 and high <= limit]
     if fitting:
         low, high = 0.0, fitting[0]

@@ -25,7 +25,7 @@ class JsonlReader:
         return len(_index(path)) - 1
 
     def read(self, path: str, number: int, options: Options) -> Page:
-        """The `text` of a line; its `title`, or else its `doc_id`, is the heading. Raises RowError: unreadable."""
+        """The `text` of a line; its `title`, or else its `doc_id`, is the heading. Raises RowError."""
         offsets = _index(path)
         if not 1 <= number < len(offsets):
             raise RowError("unreadable", f"line {number} was asked for, but the file has {len(offsets) - 1}")
@@ -41,7 +41,7 @@ def _page(line: bytes, number: int) -> Page:
     except ValueError as error:
         raise RowError("unreadable", f"line {number} is not JSON in UTF-8: {error}") from error
     if not isinstance(record, dict) or not isinstance(record.get("text"), str):
-        raise RowError("unreadable", f"line {number} is not an object with a `text`, like {{\"text\": \"...\"}}")
+        raise RowError("unreadable", f'line {number} is no object with a text, like {{"text": "..."}}')
     title = record.get("title") or record.get("doc_id") or ""
     heading = " ".join(clean(str(title)).split())
     return Page(text=clean(record["text"]), source="jsonl", headings=((0, heading),) if heading else ())

@@ -13,9 +13,9 @@ from email.message import EmailMessage
 from pathlib import Path
 
 from pipeline.errors import RowError
-from vision.html import visible
 from vision.page import Options, Page, clean, single
 from vision.text import decode
+from vision.web import visible
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class MailReader:
 
 
 def _parse(data: bytes) -> EmailMessage:
-    """The message; bytes are kept as they are, for parts may differ in encoding, unless the file is UTF-16."""
+    """The message; its bytes stay as they are, for parts may differ in encoding, unless it is UTF-16."""
     policy = email.policy.default
     if b"\0" in data[:4096] or data.startswith(b"\xef\xbb\xbf"):
         text = decode(data)[0].removeprefix("\ufeff")
@@ -51,7 +51,9 @@ def _body(message: EmailMessage) -> str:
     try:
         content = part.get_content()
     except (LookupError, UnicodeError, ValueError) as error:
-        raise RowError("unreadable", f"the mail's body cannot be decoded ({error}); export it again") from error
+        raise RowError(
+            "unreadable", f"the body cannot be decoded ({error}); export the mail again"
+        ) from error
     if part.get_content_subtype() == "html":
         return visible(content, "mail").text
     return clean(content)

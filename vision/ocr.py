@@ -1,10 +1,10 @@
 """Pixels to text: RapidOCR's models, and the order in which a person would read the lines.
 
-The models (detection, recognition of Latin and Chinese scripts) lie in the package: nothing is downloaded. Reading
-order is a column cut: where enough lines stand beside each other left and right of a common gap, and
-fill their columns as running text does, the left column comes before the right, between the lines that
-cross the gap; cells of tables are short and stay in their rows. Deliberately not here: tables as cells, and
-turning pages that lie on their side.
+The models (detection, recognition of Latin and Chinese scripts) lie in the package: nothing is downloaded.
+Reading order is a column cut: where enough lines stand beside each other left and right of a common gap,
+and fill their columns as running text does, the left column comes before the right, between the lines
+that cross the gap; cells of tables are short and stay in their rows. Deliberately not here: tables as
+cells, and turning pages that lie on their side.
 
 Shapes: N boxes, H x W pixels.
 """
@@ -83,7 +83,7 @@ def _bounds(corners: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _straight(corners: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Quadrilaterals [N, 4, 2] turned by the middle slope of their upper edges: a skewed scan set straight."""
+    """Quadrilaterals [N, 4, 2] turned by the middle slope of their upper edges: a skewed scan straight."""
     edges = corners[:, 1] - corners[:, 0]
     flat = edges[np.abs(edges[:, 1]) < edges[:, 0]]
     angle = float(np.median(np.arctan2(flat[:, 1], flat[:, 0]))) if len(flat) else 0.0

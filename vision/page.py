@@ -100,7 +100,10 @@ def count_pages(path: str, options: Options) -> int:
 
 
 def read_page(path: str, number: int, options: Options) -> Page:
-    """Page `number` (from 1) of the file at `path`. Raises RowError: unreadable, encrypted, empty, too long."""
+    """Page `number` (from 1) of the file at `path`.
+
+    Raises RowError: unreadable, encrypted, empty, too long.
+    """
     try:
         return _reader(path).read(path, number, options)
     except (OSError, RecursionError) as error:

@@ -42,8 +42,9 @@ class PdfReader:
         page = _page(_open(path, options.passwords), number)
         try:
             turned = page.get_rotation()
-            lines = list(_lines(page, turned))
-            if lines and not _garbled("".join(text for text, _ in lines)):
+            text, codes = _upright_text(page, turned)
+            lines = [] if _garbled(codes) else list(_lines(text, codes, page.get_bbox(), turned))
+            if lines:
                 return page_of_lines(lines, "pdf")
             page.set_rotation(turned)
             return Page(text="", source="pdf", image=_render(page, options))
@@ -56,7 +57,7 @@ def _open(path: str, passwords: tuple[str, ...]) -> Any:
     return _document(path, passwords, stat.st_mtime_ns, stat.st_size)
 
 
-@lru_cache(maxsize=1)  # pages of one document are asked for one after another, and opening costs as much as reading
+@lru_cache(maxsize=1)  # pages are asked for in order, and opening costs as much as reading one
 def _document(path: str, passwords: tuple[str, ...], modified: int, size: int) -> Any:
     import pypdfium2 as pdfium
     from pypdfium2 import raw
@@ -72,9 +73,11 @@ def _document(path: str, passwords: tuple[str, ...], modified: int, size: int) -
             document.init_forms()
         return document
     if reasons & {raw.FPDF_ERR_PASSWORD, raw.FPDF_ERR_SECURITY}:
-        tried = f"none of the {len(passwords)} passwords opens it" if passwords else "no password is configured"
+        tried = f"none of the {len(passwords)} configured opens it" if passwords else "none is configured"
         raise RowError("encrypted", f"the PDF needs a password and {tried}; put it into `passwords_file`")
-    raise RowError("unreadable", "not a PDF that PDFium can open; it may be damaged or cut off: export it again")
+    raise RowError(
+        "unreadable", "no PDF that can be opened: damaged, cut off or something else; export it again"
+    )
 
 
 def _page(document: Any, number: int) -> Any:
@@ -91,25 +94,28 @@ def _page(document: Any, number: int) -> Any:
             page = document[number - 1]
         return page
     except pdfium.PdfiumError as error:
-        raise RowError("unreadable", f"the page's object is damaged ({error}); export the file again") from error
+        raise RowError("unreadable", f"the page is damaged ({error}); export the file again") from error
 
 
-def _lines(page: Any, turned: int) -> Iterator[tuple[str, Box]]:
-    """Lines that are not blank, with their places on the page as it is displayed, turned by `turned` degrees."""
-    from pypdfium2 import raw
-
+def _upright_text(page: Any, turned: int) -> tuple[Any, NDArray[np.int64]]:
+    """PDFium's text of the page and its code points, the page turned until most letters are upright."""
     text = page.get_textpage()
     upright = _upright(text)
     if upright != turned:
         page.set_rotation(upright)
         text = page.get_textpage()
-    view = page.get_bbox()
-    codes = _codes(text)
-    start = 0
-    for end in [*np.flatnonzero((codes == 10) | (codes == 13) | (codes == _HYPHEN)).tolist(), len(codes)]:
-        hyphen = end < len(codes) and codes[end] == _HYPHEN and raw.FPDFText_IsHyphen(text, end) == 1
-        if end < len(codes) and codes[end] == _HYPHEN and not hyphen:
-            continue  # a letter without a meaning in a mathematical font
+    return text, _codes(text)
+
+
+def _lines(text: Any, codes: NDArray[np.int64], view: Box, turned: int) -> Iterator[tuple[str, Box]]:
+    """Lines that are not blank, with their places on the page as displayed: turned by `turned` degrees."""
+    from pypdfium2 import raw
+
+    start, last = 0, len(codes)
+    for end in [*np.flatnonzero((codes == 10) | (codes == 13) | (codes == _HYPHEN)).tolist(), last]:
+        hyphen = end < last and codes[end] == _HYPHEN
+        if hyphen and raw.FPDFText_IsHyphen(text, end) != 1:
+            continue  # a letter without a meaning, in a mathematical font
         line = clean("".join(map(chr, codes[start:end]))).rstrip() + ("-" if hyphen else "")
         if line.strip():
             yield line, _displayed(_bounds(text, start, end), view, turned)
@@ -143,10 +149,11 @@ def _bounds(text: Any, start: int, end: int) -> Box:
     from pypdfium2 import raw
 
     left, right, bottom, top = (ctypes.c_double() for _ in range(4))
-    boxes = []
-    for i in range(start, end):
-        if raw.FPDFText_GetCharBox(text, i, left, right, bottom, top) and right.value > left.value:
-            boxes.append((left.value, bottom.value, right.value, top.value))
+    boxes = [
+        (left.value, bottom.value, right.value, top.value)
+        for i in range(start, end)
+        if raw.FPDFText_GetCharBox(text, i, left, right, bottom, top) and right.value > left.value
+    ]
     if not boxes:
         return (0.0, 0.0, 0.0, 0.0)
     x0, y0, x1, y1 = zip(*boxes, strict=True)
@@ -154,7 +161,7 @@ def _bounds(text: Any, start: int, end: int) -> Box:
 
 
 def _displayed(bounds: Box, view: Box, turned: int) -> Box:
-    """A box in points, origin bottom left, as fractions of the visible page turned clockwise, origin top left."""
+    """A box in points, origin bottom left, as fractions of the page turned clockwise, origin top left."""
     left, bottom, right, top = view
     width, height = max(right - left, 1e-6), max(top - bottom, 1e-6)
     x0, x1 = (bounds[0] - left) / width, (bounds[2] - left) / width
@@ -168,22 +175,22 @@ def _displayed(bounds: Box, view: Box, turned: int) -> Box:
     return quarter[turned]
 
 
-def _garbled(text: str) -> bool:
-    """Whether most characters mean nothing: unmapped fonts, or UTF-16 read with its bytes swapped."""
-    letters = [ord(c) for c in text if not c.isspace()]
-    bad = sum(
-        c < 32 or 0x7F <= c < 0xA0 or 0xE000 <= c < 0xF900 or c >= 0xF0000 or c == 0xFFFD or (c >= 0x100 and c % 256 == 0)
-        for c in letters
-    )
-    return 2 * bad > len(letters)
+def _garbled(codes: NDArray[np.int64]) -> bool:
+    """Whether most characters mean nothing: unmapped fonts, or UTF-16 with its bytes swapped."""
+    letters = codes[(codes > 32) | ((codes > 0) & ~np.isin(codes, (_HYPHEN, 9, 10, 13, 32)))]
+    bad = (letters < 32) | ((letters >= 0x7F) & (letters < 0xA0)) | (letters == 0xFFFD)
+    bad |= ((letters >= 0xE000) & (letters < 0xF900)) | (letters >= 0xF0000)  # private use
+    bad |= (letters >= 0x100) & (letters % 256 == 0)
+    return 2 * int(bad.sum()) > len(letters)
 
 
 def _render(page: Any, options: Options) -> NDArray[np.uint8] | None:
     """uint8 [H, W, 3] RGB of the page as displayed, or None where it shows nothing."""
-    width, height = page.get_size()
-    scale = options.dpi / 72
-    scale = min(scale, math.sqrt(options.max_pixels / max(width * height, 1e-6)), options.max_pixels / max(width, height))
-    bitmap = page.render(scale=max(scale, 1e-3), rev_byteorder=True)
+    width, height = (max(side, 1e-3) for side in page.get_size())
+    # The largest scale with (width * scale + 1) * (height * scale + 1) <= max_pixels: sides are rounded up.
+    area, sides = width * height, width + height
+    fitting = (math.sqrt(sides**2 + 4 * area * (options.max_pixels - 1)) - sides) / (2 * area)
+    bitmap = page.render(scale=min(options.dpi / 72, fitting), rev_byteorder=True)
     pixels = bitmap.to_numpy()[:, :, :3]
     if (pixels == pixels[0, 0]).all():
         return None

@@ -17,10 +17,44 @@ from vision.page import Options, Page, clean, single
 from vision.text import decode, source
 
 _UNSEEN = frozenset(
-    ["head", "script", "style", "noscript", "template", "iframe", "object", "svg", "canvas", "audio", "video", "select", "datalist"]
+    (
+        *("head", "script", "style", "noscript", "template", "iframe", "object"),
+        *("svg", "canvas", "audio", "video", "select", "datalist"),
+    )
 )
 _BLOCKS = frozenset(
-    ["address", "article", "aside", "blockquote", "body", "br", "caption", "dd", "details", "dialog", "div", "dl", "dt", "fieldset", "figcaption", "figure", "footer", "form", "h1", "h2", "h3", "h4", "h5", "h6", "header", "hr", "legend", "li", "main", "nav", "ol", "p", "pre", "section", "summary", "table", "tbody", "tfoot", "thead", "tr", "ul"]
+    (
+        *(
+            "address",
+            "article",
+            "aside",
+            "blockquote",
+            "body",
+            "br",
+            "caption",
+            "dd",
+            "details",
+            "dialog",
+            "div",
+        ),
+        *(
+            "dl",
+            "dt",
+            "fieldset",
+            "figcaption",
+            "figure",
+            "footer",
+            "form",
+            "h1",
+            "h2",
+            "h3",
+            "h4",
+            "h5",
+            "h6",
+        ),
+        *("header", "hr", "legend", "li", "main", "nav", "ol", "p", "pre", "section", "summary", "table"),
+        *("tbody", "tfoot", "thead", "tr", "ul"),
+    )
 )
 _HEADINGS = frozenset(("h1", "h2", "h3", "h4", "h5", "h6"))
 _CHARSET = re.compile(rb"""<meta[^>]+charset\s*=\s*["']?\s*([\w.:-]+)""", re.IGNORECASE)
@@ -131,8 +165,9 @@ def _decode(data: bytes) -> tuple[str, str]:
     if declared:
         name = declared.group(1).decode("ascii", "replace").lower()
         try:
-            # Browsers take the Latin-1 that is declared for the Windows-1252 that is meant.
-            name = "cp1252" if codecs.lookup(name).name in ("iso8859-1", "ascii") else codecs.lookup(name).name
+            name = codecs.lookup(name).name
+            if name in ("iso8859-1", "ascii"):  # browsers, too, take this to mean Windows-1252
+                name = "cp1252"
             return data.decode(name), name
         except (LookupError, UnicodeDecodeError):
             pass  # declared wrongly, as is common: find out
