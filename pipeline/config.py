@@ -19,13 +19,13 @@ import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
-from io import StringIO
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pipeline import values
 from pipeline.document import Document, parse
 from pipeline.document import Path as At
+from pipeline.dumping import VERSION, dump
 from pipeline.errors import GraphError, RidgewayError
 from pipeline.graph import Graph, Loop, Node
 from pipeline.lookup import Table, near_miss
@@ -34,7 +34,8 @@ from pipeline.program import flatten
 from pipeline.stage import ports
 from pipeline.values import Rows
 
-VERSION = 1
+__all__ = ["VERSION", "dump", "load", "loads"]
+
 T = TypeVar("T")
 
 
@@ -137,10 +138,8 @@ class _Builder:
         if not colon:
             raise self.document.error(at, f"no {what} named {name!r}{near_miss(name, table)}")
         if not any(module == a or module.startswith(f"{a}.") for a in self.allow):
-            raise self.document.error(
-                at,
-                f"module {module!r} may not be imported from a pipeline file; if you trust it: --allow {module}",
-            )
+            message = f"module {module!r} may not be imported from a pipeline file"
+            raise self.document.error(at, f"{message}; if you trust it: --allow {module}")
         try:
             return load_object(name)
         except (ImportError, AttributeError) as error:
@@ -221,49 +220,3 @@ def _convert(value: Any, hint: Any) -> tuple[Any, bool]:
     if origin is typing.Literal:
         return value, value in args
     return value, isinstance(hint, type) and type(value) is hint
-
-
-def dump(graph: Graph, stages: Table) -> str:
-    """The pipeline file of a graph: `loads(dump(graph, stages), ...)` equals `graph`."""
-    from ruamel.yaml import YAML
-
-    out = StringIO()
-    yaml = YAML()
-    yaml.width = 100
-    yaml.dump({"ridgeway": VERSION, **_graph(graph, {v: k for k, v in stages.items()})}, out)
-    return out.getvalue()
-
-
-def _graph(graph: Graph, names: Mapping[str, str]) -> dict[str, Any]:
-    return {
-        "inputs": {name: _kind_name(kind) for name, kind in graph.inputs.items()},
-        "stages": {n.name: _node(n, names) for n in graph.nodes},
-        "outputs": dict(graph.outputs),
-    }
-
-
-def _node(n: Node, names: Mapping[str, str]) -> dict[str, Any]:
-    found: dict[str, Any]
-    if isinstance(n.stage, Loop):
-        found = {"loop": _graph(n.stage.body, names), "carry": dict(n.stage.carry)}
-        found |= {"until": n.stage.until, "max_rounds": n.stage.max_rounds}
-    else:
-        path = f"{type(n.stage).__module__}:{type(n.stage).__qualname__}"
-        found = {"stage": names.get(path, path), **_parameters(n.stage)}
-    found |= {k: v for k, v in (("device", n.device), ("batch", n.batch)) if v is not None}
-    return found | dict(n.inputs)
-
-
-def _parameters(stage: Any) -> dict[str, Any]:
-    given = {f.name: getattr(stage, f.name) for f in fields(stage)}
-    return {f.name: _plain(given[f.name]) for f in fields(stage) if given[f.name] != f.default}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Path | str):
-        return str(value).replace("${", "$${")
-    return [_plain(v) for v in value] if isinstance(value, tuple) else value
-
-
-def _kind_name(kind: type[Rows]) -> str:
-    return kind.__name__ if kind.__module__ == "pipeline.values" else f"{kind.__module__}:{kind.__qualname__}"

@@ -13,7 +13,8 @@ import itertools
 import logging
 import time
 import warnings
-from collections.abc import AsyncIterator, Generator, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -31,7 +32,7 @@ from pipeline.machine import Device, Machine, detect
 from pipeline.plan import Plan, place
 from pipeline.program import Program, flatten
 from pipeline.scheduler import Scheduler
-from pipeline.timeline import Span
+from pipeline.timeline import Span, Tally
 from pipeline.values import Rows
 from pipeline.worker import Made, Order, Report, States, report, rows_of
 
@@ -91,15 +92,21 @@ def lanes(client: Client, machine: Machine | None = None) -> tuple[Machine, dict
 class Run:
     """A run under way: iterate (or `async for`) to get results as they leave, or await them all.
 
-    `failures` and `spans` grow while it runs.
+    `failures`, `spans` and `tallies` (rows made, by step) grow while it runs.
     """
 
     def __init__(
-        self, graph: Graph, inputs: Mapping[str, Rows], client: Client | None, ordered: bool
+        self,
+        graph: Graph,
+        inputs: Mapping[str, Rows],
+        client: Client | None,
+        ordered: bool,
+        listen: Callable[[Run], None],
     ) -> None:
         check_inputs(graph, inputs)
         self.failures: list[Failure] = []
         self.spans: list[Span] = []
+        self.tallies: dict[str, Tally] = defaultdict(Tally)
         self.live_bytes = 0
         self.plan: Plan | None = None
         self._graph = graph
@@ -107,6 +114,7 @@ class Run:
         self._inputs = inputs
         self._client = client
         self._ordered = ordered
+        self._listen = listen
 
     def __iter__(self) -> Generator[Result]:
         with ExitStack() as stack:
@@ -126,13 +134,20 @@ class Run:
         return asyncio.to_thread(list, self).__await__()
 
 
-def run(graph: Graph, inputs: Mapping[str, Rows], client: Client | None = None, ordered: bool = True) -> Run:
+def run(
+    graph: Graph,
+    inputs: Mapping[str, Rows],
+    client: Client | None = None,
+    ordered: bool = True,
+    listen: Callable[[Run], None] = lambda _: None,
+) -> Run:
     """Run `graph` over `inputs` on Dask; nothing happens until the result is iterated or awaited.
 
     Results leave in the order of the inputs, each once; with `ordered=False` as they finish. `client`
-    is a Dask client of the user's own; its workers are the lanes. Raises GraphError, PlanError, ModelError.
+    is a Dask client of the user's own; its workers are the lanes. `listen` is called with the run after
+    each batch. Raises GraphError, PlanError, ModelError.
     """
-    return Run(graph, inputs, client, ordered)
+    return Run(graph, inputs, client, ordered, listen)
 
 
 class _Obey:
@@ -161,6 +176,7 @@ class _Obey:
             yield from self._tell(Start(tuple((name, describe(rows)) for name, rows in sources.items())))
             for future, result in self._completed:
                 yield from self._tell(self._event(self._tasks.pop(future.key), result))
+                self._run._listen(self._run)
             assert self._scheduler.finished, "nothing runs and inputs are left"
         finally:
             self._client.cancel([*self._futures.values(), *self._tasks], force=True)
@@ -175,6 +191,7 @@ class _Obey:
         span = (result.start - self._started, result.end - self._started)
         self._run.spans.append(Span(task.step, task.device, *span, len(task.owed)))
         if result.meta is not None:
+            self._run.tallies[task.step].add(result.meta.ids)
             return Done(task.task, result.meta)
         assert result.fault is not None
         return Failed(task.task, result.fault)

@@ -7,49 +7,17 @@ flattened, since a loop's body cannot know it alone.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from graphlib import CycleError, TopologicalSorter
+from dataclasses import dataclass
 from typing import Any
 
 from pipeline.errors import GraphError
 from pipeline.lookup import near_miss
+from pipeline.node import Node, in_order, node
 from pipeline.stage import check_portable, ports
 from pipeline.values import Rows
 
-
-@dataclass(frozen=True, slots=True)
-class Node:
-    """A stage or a loop in its place. Use `node()` to make one.
-
-    `inputs`: port to the name of what feeds it; a loop with several outputs is named `loop.output`.
-    `device` pins the node to one; `batch` is the largest number of rows at once.
-    """
-
-    name: str
-    stage: Any
-    inputs: Mapping[str, str] = field(default_factory=dict)
-    device: str | None = None
-    batch: int | None = None
-
-    def __post_init__(self) -> None:
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", self.name):
-            raise GraphError(
-                f"a node's name is letters, digits and _, found {self.name!r}", "stages", self.name
-            )
-        if self.batch is not None and self.batch < 1:
-            raise GraphError(
-                f"node {self.name!r}: batch must be 1 or more, found {self.batch!r}",
-                "stages",
-                self.name,
-                "batch",
-            )
-
-
-def node(name: str, stage: Any, device: str | None = None, batch: int | None = None, **inputs: str) -> Node:
-    """A node: `node("search", Search(k=8), queries="questions", index="index")`."""
-    return Node(name, stage, inputs, device, batch)
+__all__ = ["Graph", "Loop", "Node", "node", "node_inputs", "node_outputs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +83,7 @@ class Graph:
         self._check_names()
         for n in self.nodes:
             self._check_inputs(n)
-        object.__setattr__(self, "nodes", self._ordered())
+        object.__setattr__(self, "nodes", in_order(self.nodes))
         for n in self.nodes:
             self._check_types(n)
         for output, ref in self.outputs.items():
@@ -190,29 +158,6 @@ class Graph:
             )
             raise GraphError(f"{where}: {base!r} has no output {port!r}{miss}", *at)
         return found[port]
-
-    def _ordered(self) -> tuple[Node, ...]:
-        by_name = {n.name: n for n in self.nodes}
-        reads = {
-            n.name: [b for r in n.inputs.values() if (b := r.partition(".")[0]) in by_name]
-            for n in self.nodes
-        }
-        try:
-            TopologicalSorter(reads).prepare()
-        except CycleError as error:
-            path = " -> ".join(error.args[1])
-            at = ("stages", error.args[1][0])
-            raise GraphError(f"the graph goes in a circle: {path}; use a loop", *at) from None
-        placed: dict[str, Node] = {}
-
-        def place(name: str) -> None:
-            for read in reads[name]:
-                place(read)
-            placed.setdefault(name, by_name[name])
-
-        for name in by_name:
-            place(name)
-        return tuple(placed.values())
 
     def _check_types(self, n: Node) -> None:
         for port, wanted in node_inputs(n.stage).items():

@@ -76,7 +76,9 @@ def check_inputs(graph: Graph, inputs: Mapping[str, Rows]) -> None:
             raise GraphError(
                 f"input {name!r} takes {wanted.__name__}, found {type(rows).__name__}", "inputs", name
             )
-        if len(set(rows.ids)) != len(rows.ids) or any(len(i) != 1 for i in rows.ids):
+        if wanted.whole and rows.ids != ((),):
+            raise GraphError(f"input {name!r}: {wanted.__name__} are one row, under the id ()", "inputs", name)
+        if len(set(rows.ids)) != len(rows.ids) or any(len(i) != (not wanted.whole) for i in rows.ids):
             raise GraphError(f"input {name!r}: ids must be distinct and of one element", "inputs", name)
 
 
@@ -121,7 +123,7 @@ class _Loop:
     def _gather(self, step: Step) -> Table:
         depth = gathers(step.stage) or 0
         made: Table = {}
-        known = self.expanded.get(step.origin, []) if depth else [()]
+        known = [()] if step.origin in self.program.sources else self.expanded.get(step.origin, [])
         groups: dict[RowId, list[dict[str, Rows]]] = {i: [] for i in known}
         for i, row in self._joined(step).items():
             if not isinstance(row, Failure):

@@ -87,7 +87,7 @@ class Program:
 def flatten(graph: Graph) -> Program:
     """The program of a whole graph. Raises GraphError where rows cannot meet."""
     build = _Build()
-    given: _Refs = {name: (name, (name,)) for name in graph.inputs}
+    given: _Refs = {name: (name, () if kind.whole else (name,)) for name, kind in graph.inputs.items()}
     build.lineages |= dict(given.values())
     refs = build.body(graph, given, (), "")
     outputs = {name: refs[ref] for name, ref in graph.outputs.items()}

@@ -17,8 +17,9 @@ from pipeline.events import Done, Event, Failed, Instruction, Key, Meta, Start, 
 from pipeline.holds import Item, parts_of
 from pipeline.plan import Plan
 from pipeline.program import Program, Step
+from pipeline.quiet import Place
 from pipeline.stage import expands, gathers
-from pipeline.tracking import Place, Tracker
+from pipeline.tracking import Tracker
 
 QUEUED = 2
 """Tasks in flight on a lane: one that runs and one behind it, which hides the way to the scheduler."""

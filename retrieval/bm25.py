@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pipeline.machine import Device
-from retrieval.index import Found, Options, best, nothing
+from retrieval.exact import best, nothing
+from retrieval.index import Found, Mask, Options
 
 
 class Bm25Index:
@@ -60,7 +60,7 @@ class Bm25Index:
 
         return cls(bm25s.BM25.load(folder / "bm25", mmap=True, show_progress=False))
 
-    def search(self, texts: Sequence[str], k: int, allowed: NDArray[np.bool_] | None = None) -> list[Found]:
+    def search(self, texts: Sequence[str], k: int, allowed: Mask = None) -> list[Found]:
         """For each of `texts` the best at most k positions that share a word with it, among `allowed` [N]."""
         if self._model is None:
             return [nothing() for _ in texts]
@@ -68,7 +68,7 @@ class Bm25Index:
         words = list(tokens.vocab)
         return [self._best([words[i] for i in ids], k, allowed) for ids in tokens.ids]
 
-    def _best(self, words: list[str], k: int, allowed: NDArray[np.bool_] | None) -> Found:
+    def _best(self, words: list[str], k: int, allowed: Mask) -> Found:
         known = self._model.get_tokens_ids(words)
         if not known:
             return nothing()

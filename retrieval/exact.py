@@ -24,13 +24,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.machine import Device
-from retrieval.index import Found, Options, best, nothing
+from retrieval.index import Found, Mask, Options
 
 TILE = 1 << 22
 """Scores held at once: 16 MiB in float32, about what stays in a last-level cache."""
 
 RESCORE = 1 << 14
 """Candidates re-scored at once."""
+
+
+def nothing() -> Found:
+    """No hits."""
+    return np.zeros(0, np.int64), np.zeros(0, np.float32)
+
+
+def best(positions: NDArray[np.int64], scores: NDArray[np.float32], k: int) -> Found:
+    """The k with the largest scores, best first, ties by position. Both are [K]."""
+    order = np.lexsort((positions, -scores))[:k]
+    return positions[order], scores[order]
 
 
 def inner_products(
@@ -49,10 +60,10 @@ def inner_products(
 def error_bound(norms: Any, width: int, unit: float) -> Any:
     """How far a computed inner product may be off, for `norms`: |q| times the largest |x|.
 
-    Rounding both factors and the result to unit roundoff u costs 3u (4u is granted: a GPU may round partial
-    sums, too), summing D products in float32 costs at
-    most D 2^-24 (Higham, Accuracy and Stability of Numerical Algorithms, 2002, section 3.1), by Cauchy and
-    Schwarz in units of |q||x|. Doubled, which covers second order and the last rounding of the definition.
+    In units of |q||x|, by Cauchy and Schwarz: rounding factors and result to unit roundoff u costs 3u
+    (4u is granted: a GPU may round partial sums, too), and summing D products in float32 at most D 2^-24
+    (Higham, Accuracy and Stability of Numerical Algorithms, 2002, section 3.1). The sum's share is doubled,
+    which covers second order and the last rounding of the definition.
     """
     return norms * (4 * unit + 2 * (width + 8) * 2.0**-24)
 
@@ -61,7 +72,7 @@ def reference_search(
     vectors: NDArray[np.float32],
     queries: NDArray[np.float32],
     k: int,
-    allowed: NDArray[np.bool_] | None = None,
+    allowed: Mask = None,
 ) -> list[Found]:
     """What `ExactIndex.search` must give, in plain numpy: score everything, sort everything."""
     rows = np.arange(len(vectors)) if allowed is None else np.flatnonzero(allowed)
@@ -96,11 +107,7 @@ class ExactIndex:
         return cls(np.load(folder / "vectors.npy", mmap_mode="c"), device, float(options["norm"]))
 
     def search(
-        self,
-        queries: NDArray[np.float32],
-        k: int,
-        allowed: NDArray[np.bool_] | None = None,
-        nprobe: int = 16,
+        self, queries: NDArray[np.float32], k: int, allowed: Mask = None, nprobe: int = 16
     ) -> list[Found]:
         """See VectorIndex; there are no lists, so `nprobe` changes nothing."""
         count = len(self.vectors) if allowed is None else int(allowed.sum())
@@ -112,7 +119,7 @@ class ExactIndex:
             return self._direct(queries, k, allowed)
         return self._tiled(queries, k, allowed, min(max(4 * k, 64), count))
 
-    def _direct(self, queries: NDArray[np.float32], k: int, allowed: NDArray[np.bool_] | None) -> list[Found]:
+    def _direct(self, queries: NDArray[np.float32], k: int, allowed: Mask) -> list[Found]:
         import torch
 
         first, last = (0, len(self.vectors)) if allowed is None else _span(allowed)
@@ -132,9 +139,7 @@ class ExactIndex:
             found += [self._rescored(query, np.flatnonzero(row) + first, k) for query, row in pairs]
         return found
 
-    def _tiled(
-        self, queries: NDArray[np.float32], k: int, allowed: NDArray[np.bool_] | None, keep: int
-    ) -> list[Found]:
+    def _tiled(self, queries: NDArray[np.float32], k: int, allowed: Mask, keep: int) -> list[Found]:
         scores, positions = self._candidates(queries, allowed, keep)
         unit = 2.0**-8 if self._fast else single_unit()
         floor = scores[:, k - 1] - 2 * self._bound(queries, unit)
@@ -148,7 +153,7 @@ class ExactIndex:
         return [found[row] for row in range(len(queries))]
 
     def _candidates(
-        self, queries: NDArray[np.float32], allowed: NDArray[np.bool_] | None, keep: int
+        self, queries: NDArray[np.float32], allowed: Mask, keep: int
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """The best `keep` by computed score: float32 [B, keep] descending, and positions int64 [B, keep]."""
         import torch
@@ -218,7 +223,7 @@ def _span(allowed: NDArray[np.bool_]) -> tuple[int, int]:
     return int(allowed.argmax()), len(allowed) - int(allowed[::-1].argmax())
 
 
-def _tiles(rows: int, size: int, allowed: NDArray[np.bool_] | None) -> list[tuple[int, int]]:
+def _tiles(rows: int, size: int, allowed: Mask) -> list[tuple[int, int]]:
     """Stretches of at most `size` rows that hold every allowed one; stretches without any are left out."""
     spans = [(start, min(start + size, rows)) for start in range(0, rows, size)]
     if allowed is None:

@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.machine import Device
-from retrieval.exact import ExactIndex, error_bound, inner_products, largest_norm
-from retrieval.index import Found, Options, best, nothing
+from retrieval.exact import ExactIndex, best, error_bound, inner_products, largest_norm, nothing
+from retrieval.index import Found, Mask, Options
 
 FEW = 10
 """A restriction to less than one row in so many is searched exactly."""
@@ -42,7 +42,10 @@ def _faiss(device: Device) -> Any:
 
 
 class FlatIndex:
-    """All vectors, one scan for each query: exact; worth it for small batches (a VectorIndex)."""
+    """All vectors, one scan for each query: exact, and the yardstick for the others (a VectorIndex).
+
+    FAISS scans anew for each query unless a batch is huge: `ExactIndex` is several times as fast.
+    """
 
     def __init__(self, index: Any, vectors: NDArray[np.float32], device: Device, norm: float) -> None:
         """`index`: the FAISS index over `vectors` float32 [N, D], None where N is 0."""
@@ -80,11 +83,7 @@ class FlatIndex:
         return cls(index, _vectors_in(faiss, index), device, norm)
 
     def search(
-        self,
-        queries: NDArray[np.float32],
-        k: int,
-        allowed: NDArray[np.bool_] | None = None,
-        nprobe: int = 16,
+        self, queries: NDArray[np.float32], k: int, allowed: Mask = None, nprobe: int = 16
     ) -> list[Found]:
         """See VectorIndex."""
         if self._index is None or not len(queries):
@@ -99,9 +98,7 @@ class FlatIndex:
         _, positions = self._index.search(np.ascontiguousarray(queries), keep, params=parameters)
         return [self._ranked(q, row, k, allowed) for q, row in zip(queries, positions, strict=True)]
 
-    def _ranked(
-        self, query: NDArray[np.float32], row: NDArray[np.int64], k: int, allowed: NDArray[np.bool_] | None
-    ) -> Found:
+    def _ranked(self, query: NDArray[np.float32], row: NDArray[np.int64], k: int, allowed: Mask) -> Found:
         """The best k of the candidates `row` int64 [keep], which FAISS pads with -1."""
         found = row[row >= 0]
         scores = inner_products(self._exact.vectors, query, found)

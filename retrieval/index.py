@@ -43,6 +43,8 @@ INDEXES: Table = {
 BM25 = "retrieval.bm25:Bm25Index"
 
 Options = Mapping[str, int | float | str]
+Mask = NDArray[np.bool_] | None
+"""The rows that may be found, bool [N]; None for all."""
 Found = tuple[NDArray[np.int64], NDArray[np.float32]]
 """Positions int64 [K] and their scores float32 [K], best first; larger is better, ties by position."""
 
@@ -65,27 +67,12 @@ class VectorIndex(Protocol):
         """The index that `save` wrote, memory-mapped where the backend can."""
 
     def search(
-        self,
-        queries: NDArray[np.float32],
-        k: int,
-        allowed: NDArray[np.bool_] | None = None,
-        nprobe: int = 16,
+        self, queries: NDArray[np.float32], k: int, allowed: Mask = None, nprobe: int = 16
     ) -> list[Found]:
-        """For each of `queries` float32 [B, D] the best at most k positions among `allowed` bool [N].
+        """For each of `queries` float32 [B, D] the best at most k positions among those `allowed`.
 
         K <= min(k, allowed rows), and no position is ever -1. `nprobe`: lists visited, where there are lists.
         """
-
-
-def nothing() -> Found:
-    """No hits."""
-    return np.zeros(0, np.int64), np.zeros(0, np.float32)
-
-
-def best(positions: NDArray[np.int64], scores: NDArray[np.float32], k: int) -> Found:
-    """The k with the largest scores, best first, ties by position. Both are [K]."""
-    order = np.lexsort((positions, -scores))[:k]
-    return positions[order], scores[order]
 
 
 def id_order(row: RowId) -> tuple[tuple[bool, str | int], ...]:
@@ -95,7 +82,7 @@ def id_order(row: RowId) -> tuple[tuple[bool, str | int], ...]:
 
 @dataclass(frozen=True, slots=True)
 class RowTable:
-    """Row ids by position, and which rows belong to which document; memory-mapped."""
+    """Row ids by position, and the document of each row; memory-mapped."""
 
     blob: NDArray[np.uint8]
     offsets: NDArray[np.int64]
@@ -107,12 +94,9 @@ class RowTable:
         spans = ((self.offsets[p], self.offsets[p + 1]) for p in positions)
         return tuple(tuple(json.loads(self.blob[a:b].tobytes())) for a, b in spans)
 
-    def allowed(self, glob: str) -> NDArray[np.bool_] | None:
+    def allowed(self, glob: str) -> Mask:
         """bool [N]: rows whose document matches `glob` (see `matching`); None where it is blank, for all."""
-        if not glob.strip():
-            return None
-        mask: NDArray[np.bool_] = matching(self.names, glob)[self.documents]
-        return mask
+        return matching(self.names, glob)[self.documents] if glob.strip() else None
 
     @staticmethod
     def save(folder: Path, ids: Sequence[RowId]) -> None:
@@ -187,7 +171,7 @@ class OpenIndex:
 def save_index(
     folder: Path, ids: Sequence[RowId], index: Any, backend: str, kind: str, width: int = 0
 ) -> None:
-    """Write `index` over the rows `ids` (in `id_order`) to `folder`, replacing an index of the same kind.
+    """Write `index` over `ids` (in `id_order`) to `folder`, in place of an index of that kind, if any.
 
     Raises IndexMismatchError where `folder` holds anything else (see `check_target`).
     """
@@ -203,30 +187,30 @@ def check_target(folder: Path, kind: str) -> None:
     """Raise IndexMismatchError where writing an index to `folder` would destroy something else."""
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
-    if not (folder / "index.json").is_file():
+    found = _header(folder).get("kind")
+    if found is None:
         raise IndexMismatchError(f"{str(folder)!r} exists and is no index: give another path, or remove it")
-    found = json.loads((folder / "index.json").read_text()).get("kind")
     if found != kind:
         raise IndexMismatchError(
-            f"{str(folder)!r} holds an index of {found!r}, and an index of {kind!r} would replace it: "
-            f"give each index a path of its own"
+            f"{str(folder)!r} holds an index of {found!r}, not of {kind!r}: give each a path of its own"
         )
 
 
 @contextmanager
 def _replacing(folder: Path) -> Iterator[Path]:
+    folder = folder.absolute()
     new, old = (folder.with_name(f".{folder.name}.{suffix}") for suffix in ("new", "old"))
-    for leftover in (new, old):
-        shutil.rmtree(leftover, ignore_errors=True)
+    shutil.rmtree(new, ignore_errors=True)
     new.mkdir(parents=True)
     try:
         yield new
+        shutil.rmtree(old, ignore_errors=True)
         if folder.exists():
             folder.rename(old)
         new.rename(folder)
+        shutil.rmtree(old, ignore_errors=True)  # only now: until here it is the index
     finally:
-        for leftover in (new, old):
-            shutil.rmtree(leftover, ignore_errors=True)
+        shutil.rmtree(new, ignore_errors=True)
 
 
 def open_index(folder: Path, device: Device, kind: str = VECTORS) -> OpenIndex:
@@ -234,7 +218,7 @@ def open_index(folder: Path, device: Device, kind: str = VECTORS) -> OpenIndex:
 
     Raises IndexMismatchError where there is none, or one of another kind, format or unknown backend.
     """
-    header = _header(folder, kind)
+    header = _checked(folder, kind)
     try:
         maker = load(BM25) if kind == WORDS else find(header["backend"], INDEXES, "index backend")
     except LookupError as error:
@@ -243,11 +227,19 @@ def open_index(folder: Path, device: Device, kind: str = VECTORS) -> OpenIndex:
     return OpenIndex(folder, header["rows"], header["width"], RowTable.load(folder), index)
 
 
-def _header(folder: Path, kind: str) -> dict[str, Any]:
+def _header(folder: Path) -> dict[str, Any]:
+    """What `index.json` says; nothing where it is missing, or is another program's."""
     try:
-        header: dict[str, Any] = json.loads((folder / "index.json").read_text())
-    except (FileNotFoundError, NotADirectoryError):
-        raise IndexMismatchError(f"no index in {str(folder)!r}: run the stage that builds it first") from None
+        header = json.loads((folder / "index.json").read_text())
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return {}
+    return header if isinstance(header, dict) else {}
+
+
+def _checked(folder: Path, kind: str) -> dict[str, Any]:
+    header = _header(folder)
+    if not header:
+        raise IndexMismatchError(f"no index in {str(folder)!r}: run the stage that builds it first")
     for key, expected in (("format", FORMAT), ("kind", kind)):
         if header.get(key) != expected:
             raise IndexMismatchError(

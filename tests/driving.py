@@ -37,7 +37,7 @@ class Driver:
         self, inputs: Mapping[str, Rows], choose: Callable[[Sequence[Submit]], int] = lambda _: 0
     ) -> Outcome:
         """Run to the end; `choose` picks which waiting task finishes next."""
-        self.values |= inputs
+        self.values.update(inputs)
         self.tell(Start(tuple((name, describe(rows)) for name, rows in inputs.items())))
         while self.waiting:
             self.tell(self.work(self.waiting.pop(choose(self.waiting))))

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from pipeline.errors import GraphError
 from pipeline.graph import Graph, Loop, Node, node
 from pipeline.program import flatten
-from tests.toys import Collatz, Fan, Join, Numbers, Picky, Plus, Strip, Total, numbers
+from pipeline.values import Rows
+from tests.toys import Collatz, Fan, Join, Numbers, Picky, Plus, Strip, Total, Whole, numbers
 
 bad = st.integers(0, 60)
 
@@ -41,11 +42,11 @@ def fanning_body(draw: Any) -> Loop:
 
 @st.composite
 def graphs(draw: Any) -> Graph:
-    """A graph of up to seven nodes over the inputs `docs` and `asks`."""
+    """A graph of up to seven nodes over the inputs `docs`, `asks` and `all`, a row of the whole corpus."""
     nodes: list[Node] = []
-    refs = ["docs", "asks"]
+    refs = ["all", "docs", "asks"]
     for i in range(draw(st.integers(1, 7))):
-        made = _node(draw, f"n{i}", st.sampled_from(refs))
+        made = _node(draw, f"n{i}", st.one_of(st.sampled_from(refs), st.sampled_from(refs[-2:])))
         try:
             _graph([*nodes, made])
         except GraphError:
@@ -76,7 +77,8 @@ def _node(draw: Any, name: str, ref: Any) -> Node:
 def _graph(nodes: list[Node]) -> Graph:
     """The nodes with all loose ends as outputs. Raises GraphError where rows cannot meet."""
     read = {r.partition(".")[0] for n in nodes for r in n.inputs.values()}
-    inputs = {name: Numbers for name in ("docs", "asks") if name in read}
+    kinds: dict[str, type[Rows]] = {"docs": Numbers, "asks": Numbers, "all": Whole}
+    inputs = {name: kind for name, kind in kinds.items() if name in read}
     ends = {
         n.name: (f"{n.name}.next" if isinstance(n.stage, Loop) else n.name)
         for n in nodes
@@ -88,7 +90,14 @@ def _graph(nodes: list[Node]) -> Graph:
 
 
 @st.composite
-def inputs_for(draw: Any, graph: Graph) -> dict[str, Numbers]:
+def inputs_for(draw: Any, graph: Graph) -> dict[str, Rows]:
     """Rows for each input of the graph, sometimes none."""
-    values = st.lists(st.integers(0, 60), max_size=6)
-    return {name: numbers(**{f"{name}{i}": x for i, x in enumerate(draw(values))}) for name in graph.inputs}
+    values = st.lists(bad, max_size=6)
+    return {
+        name: Whole(((),), (draw(bad),)) if kind.whole else _rows(name, draw(values))
+        for name, kind in graph.inputs.items()
+    }
+
+
+def _rows(name: str, values: list[int]) -> Numbers:
+    return numbers(**{f"{name}{i}": x for i, x in enumerate(values)})

@@ -286,16 +286,21 @@ def test_vectors_that_are_not_finite_are_bad_rows(tmp_path: Path) -> None:
     assert list(caught.value.rows) == [("q2",)]
 
 
-def test_a_folder_of_other_things_is_never_replaced(tmp_path: Path) -> None:
-    (tmp_path / "thesis.txt").write_text("years of work")
-    with pytest.raises(IndexMismatchError, match="is no index"):
+@pytest.mark.parametrize(
+    ("name", "text"), [("thesis.txt", "years of work"), ("index.json", "[1]"), ("index.json", "{half")]
+)
+def test_a_folder_of_other_things_is_never_replaced(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(IndexMismatchError, match="exists and is no index"):
         IndexVectors(tmp_path).open(CPU)
-    assert (tmp_path / "thesis.txt").exists()
+    with pytest.raises(IndexMismatchError, match="exists and is no index"):
+        index_words(tmp_path, chunks((), ()))
+    assert (tmp_path / name).read_text() == text
 
 
 def test_two_kinds_of_index_cannot_share_a_folder(tmp_path: Path) -> None:
     index = index_vectors(tmp_path / "i", Embeddings(chunk_ids(3), unit(3)))
-    with pytest.raises(IndexMismatchError, match="'vectors', and an index of 'words' would replace it"):
+    with pytest.raises(IndexMismatchError, match="'vectors', not of 'words'"):
         IndexWords(tmp_path / "i").open(CPU)
     stage = SearchWords()
     with pytest.raises(IndexMismatchError, match="has kind 'vectors', expected 'words'"):
@@ -304,7 +309,11 @@ def test_two_kinds_of_index_cannot_share_a_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("key", "value", "message"),
-    [("format", 99, "has format 99, expected 1"), ("backend", "exakt", "'exakt'; did you mean 'exact'")],
+    [
+        ("format", 99, "has format 99, expected 1"),
+        ("kind", "x", "has kind 'x', exp"),
+        ("backend", "exakt", "'exakt'; did you mean 'exact'"),
+    ],
 )
 def test_an_index_of_another_time_is_refused(tmp_path: Path, key: str, value: Any, message: str) -> None:
     index = index_vectors(tmp_path / "i", Embeddings(chunk_ids(3), unit(3)))
@@ -370,6 +379,28 @@ def test_any_name_of_a_file_survives_the_folder(tmp_path: Path) -> None:
 def test_an_id_cannot_be_indexed_twice(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="must ascend"):
         index_vectors(tmp_path / "i", Embeddings((("a", 1, 0),) * 2, unit(2)))
+
+
+def test_an_interrupted_replacement_leaves_nothing_behind_once_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worst moment: the old index is out of the way, the new one not yet in its place."""
+    index = index_vectors(tmp_path / "i", Embeddings(chunk_ids(2), unit(2)))
+    rename = Path.rename
+
+    def torn(self: Path, target: Path) -> Path:
+        if self.name == ".i.new":
+            raise OSError("power cut")
+        return rename(self, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", torn)
+        with pytest.raises(OSError, match="power cut"):
+            index_vectors(tmp_path / "i", Embeddings(chunk_ids(5), unit(5)))
+    assert (tmp_path / ".i.old" / "index.json").exists()
+    index_vectors(tmp_path / "i", Embeddings(chunk_ids(5), unit(5)))
+    assert len(search(Search(), unit(1), index).chunks[0]) == 5
+    assert [p.name for p in tmp_path.iterdir()] == ["i"]
 
 
 # as stages

@@ -23,6 +23,13 @@ class Flags(Rows):
     done: NDArray[np.bool_]
 
 
+@dataclass(frozen=True, slots=True)
+class Whole(Numbers):
+    """Numbers of the whole corpus: one row, under the id ()."""
+
+    whole: ClassVar[bool] = True
+
+
 def numbers(**x: int) -> Numbers:
     return Numbers(tuple((name,) for name in x), tuple(x.values()))
 

@@ -100,7 +100,7 @@ class Isolated:
         return answer[0]
 
     def map(self, target: str, calls: Sequence[tuple[Any, ...]], seconds: float) -> list[Any]:
-        """`call` for each tuple of arguments, all children at work; a RowError stands in its call's place."""
+        """`call` for each tuple of arguments, all children at work; a RowError stands in for a result."""
 
         def one(args: tuple[Any, ...]) -> Any:
             try:

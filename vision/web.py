@@ -102,12 +102,15 @@ class _Writer:
     lines: list[str] = field(default_factory=list)
     line: str = ""
     length: int = 0
+    broken: bool = False  # the next text begins a line
     pre: int = 0
     heading: tuple[int, int] | None = None  # its offset, its first line
     headings: list[tuple[int, str]] = field(default_factory=list)
 
     def write(self, text: str) -> None:
         text = clean(text)
+        if self.broken and text.strip():
+            self.end()
         if self.pre:
             *whole, text = text.split("\n")
             for part in whole:
@@ -119,33 +122,42 @@ class _Writer:
             self.line += text.lstrip(" ") if not self.line or self.line.endswith(" ") else text
 
     def enter(self, tag: str) -> None:
-        if tag in _BLOCKS:
-            self.end()
-        if tag == "pre":
-            self.pre += 1
         if tag in ("td", "th") and self.line.strip():
             self.line = self.line.rstrip() + " | "
+            self.broken = False
+        self._break(tag)
+        if tag == "pre":
+            self.pre += 1
         if tag in _HEADINGS:
+            self.end()
             self.heading = (self.length, len(self.lines))
 
     def leave(self, tag: str) -> None:
-        if tag in _BLOCKS:
-            self.end()
+        self._break(tag)
         if tag == "pre":
             self.pre -= 1
         if tag in _HEADINGS and self.heading is not None:
+            self.end()
             offset, first = self.heading
             words = " ".join(" ".join(self.lines[first:]).split())
             if words:
                 self.headings.append((offset, words))
             self.heading = None
 
+    def _break(self, tag: str) -> None:
+        """Blocks break the line once more text comes; so a paragraph in a cell does not end the row."""
+        if tag == "tr":
+            self.end()
+        elif tag in _BLOCKS and not self.line.endswith(" | "):
+            self.broken = True
+
     def end(self) -> None:
-        line = self.line.rstrip()
+        line = self.line.rstrip().removesuffix(" |")
         if line:
             self.lines.append(line)
             self.length += len(line) + 1
         self.line = ""
+        self.broken = False
 
     def page(self, how: str) -> Page:
         self.end()

@@ -149,6 +149,7 @@ def _bfloat16_pays(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
 def _converted(gguf: Path) -> Path:
     """The folder that `gguf` was, or now is, converted into. Safe against other processes and crashes."""
     from filelock import FileLock
+    from safetensors import SafetensorError
 
     target = models.cache_dir() / "models" / f"{gguf.stem}-{models.fingerprint(gguf)}-{_LAYOUT}"
     if target.is_dir():
@@ -162,7 +163,7 @@ def _converted(gguf: Path) -> Path:
                 _log.info("converting %s to %s, once; takes about half a minute", gguf.name, target)
                 _convert(gguf, part)
                 part.rename(target)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise ModelError(
             f"cannot convert {gguf} to {target}: {error}; set RIDGEWAY_CACHE to a folder with room"
         ) from error
@@ -184,7 +185,8 @@ def _convert(gguf: Path, out: Path) -> None:
         )
         words = transformers.AutoTokenizer.from_pretrained(gguf.parent, **source)
         _split_digits(words, gguf)
-        words.model_max_length = made.config.max_position_embeddings
+    words.model_max_length = made.config.max_position_embeddings
+    with _quiet():
         made.save_pretrained(out)
         words.save_pretrained(out)
 

@@ -1,0 +1,323 @@
+"""`ridgeway`: the command line. The one module of the core that knows the stages: it ties the knot.
+
+Exit codes: 0 all well, 1 some rows failed, 2 usage, pipeline file or plan, 130 stopped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import sys
+import tempfile
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pipeline.errors import RidgewayError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from pipeline.graph import Graph
+    from pipeline.job import Summary, Task
+
+app = typer.Typer(
+    help="Questions over folders of documents, scans and images, answered with citations.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+File = Annotated[Path, typer.Argument(help="Pipeline file (YAML).", show_default=False)]
+Set = Annotated[list[str], typer.Option("--set", help="Override a key: stages.search.k=12. Repeatable.")]
+Allow = Annotated[list[str], typer.Option(help="A module that the file may name stages from. Repeatable.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say more, with tracebacks of failed rows.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say only what went wrong.")]
+Documents = Annotated[list[str], typer.Option("--documents", "-d", help="Folder, file or glob. Repeatable.")]
+Reindex = Annotated[bool, typer.Option(help="Build the index again, whatever is there.")]
+Cluster = Annotated[str, typer.Option("--scheduler", help="Address of a Dask scheduler to run on.")]
+
+
+@app.command()
+def run(
+    file: File,
+    questions: Annotated[Path, typer.Option("--questions", help="JSONL, CSV or TXT.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="Run folder: answers, errors, index.")] = Path("run"),
+    documents: Documents = [],  # noqa: B006
+    index: Annotated[
+        Path | None, typer.Option(help="Folder of an index that exists; default: --out.")
+    ] = None,
+    reindex: Reindex = False,
+    parquet: Annotated[bool, typer.Option(help="Also write answers.parquet.")] = False,
+    scheduler: Cluster = "",
+    settings: Set = [],  # noqa: B006
+    allow: Allow = [],  # noqa: B006
+    as_json: Json = False,
+    verbose: Verbose = False,
+    quiet: Quiet = False,
+) -> None:
+    """Answer a list of questions over documents; the batch job."""
+    from pipeline import questions as question_files
+
+    _speak(verbose, quiet or as_json)
+    graph = _load(file, index or out, settings, allow)
+    asked = question_files.read(questions)
+    summary = _job(_task(graph, out, index or out, documents, asked, reindex), scheduler, quiet or as_json)
+    if parquet:
+        from pipeline.records import write_parquet
+
+        write_parquet(out / "answers.jsonl", out / "answers.parquet")
+    _finish(summary, out, as_json, quiet, answers=True)
+
+
+@app.command()
+def index(
+    file: File,
+    documents: Documents,
+    out: Annotated[Path, typer.Option(help="Folder for the index.")] = Path("run"),
+    reindex: Reindex = False,
+    scheduler: Cluster = "",
+    settings: Set = [],  # noqa: B006
+    allow: Allow = [],  # noqa: B006
+    as_json: Json = False,
+    verbose: Verbose = False,
+    quiet: Quiet = False,
+) -> None:
+    """Read documents and build their index, without asking anything."""
+    _speak(verbose, quiet or as_json)
+    graph = _load(file, out, settings, allow)
+    summary = _job(_task(graph, out, out, documents, None, reindex), scheduler, quiet or as_json)
+    _finish(summary, out, as_json, quiet, answers=False)
+
+
+@app.command()
+def ask(
+    question: Annotated[str, typer.Argument(help="The question.", show_default=False)],
+    index: Annotated[Path, typer.Option(help="A run folder, or one made by `ridgeway index`.")] = Path("run"),
+    file: Annotated[
+        Path | None, typer.Option("--pipeline", help="Default: the one the index was made by.")
+    ] = None,
+    documents: Annotated[str, typer.Option(help="Glob over document names to search in.")] = "",
+    settings: Set = [],  # noqa: B006
+    allow: Allow = [],  # noqa: B006
+    as_json: Json = False,
+    verbose: Verbose = False,
+    quiet: Quiet = False,
+) -> None:
+    """Ask one question over an index that exists."""
+    from pipeline.questions import Question, Questions
+    from pipeline.records import read_lines
+
+    _speak(verbose, quiet or as_json)
+    graph = _load(file or _made_by(index), index, settings, allow)
+    with tempfile.TemporaryDirectory(prefix="ridgeway-") as folder:
+        out = Path(folder)
+        task = _task(graph, out, index, [], Questions((Question("question", question, documents),)), False)
+        summary = _job(task, "", quiet or as_json)
+        if as_json:
+            _print_json(
+                next(read_lines(out / "answers.jsonl"), None) or next(read_lines(out / "errors.jsonl"))
+            )
+        else:
+            _show(out)
+    raise typer.Exit(summary.exit_code)
+
+
+@app.command()
+def check(file: File, settings: Set = [], allow: Allow = [], as_json: Json = False) -> None:  # noqa: B006
+    """Validate a pipeline file, without loading a model."""
+    graph = _load(file, Path("run"), settings, allow)
+    facts = {"file": str(file), "nodes": len(graph.nodes), "outputs": list(graph.outputs)}
+    _print_json(facts) if as_json else print(f"{file}: {len(graph.nodes)} nodes, well formed")
+
+
+@app.command()
+def draw(
+    file: File,
+    svg: Annotated[
+        Path | None, typer.Option(help="Write an SVG picture here instead of Mermaid text.")
+    ] = None,
+    settings: Set = [],  # noqa: B006
+    allow: Allow = [],  # noqa: B006
+) -> None:
+    """Draw a pipeline: Mermaid text, or an SVG picture."""
+    from pipeline import draw as drawing
+    from pipeline import svg as picture
+
+    graph = _load(file, Path("run"), settings, allow)
+    if svg is None:
+        print(drawing.mermaid(graph))
+    else:
+        svg.write_text(picture.svg(graph), encoding="utf-8")
+
+
+@app.command()
+def stages(as_json: Json = False) -> None:
+    """List the stages with their ports and parameters."""
+    from pipeline.catalogue import catalogue
+    from pipeline.report import table
+    from stages import STAGES
+
+    entries = catalogue(STAGES)
+    if as_json:
+        _print_json([e.as_dict() for e in entries])
+    else:
+        rows = [(e.name, e.summary, e.ports(), e.settings()) for e in entries]
+        table(_console(), ("stage", "what it does", "ports", "parameters"), rows, lines=True)
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of pipeline files, for editors."""
+    from pipeline.schema import schema as make
+    from stages import STAGES
+
+    _print_json(make(STAGES))
+
+
+@app.command()
+def doctor(as_json: Json = False) -> None:
+    """Look at versions, devices, models, memory and disk, and say what to do."""
+    from pipeline.doctor import examine
+    from pipeline.report import table
+
+    found = examine()
+    if as_json:
+        _print_json(found.as_dict())
+    else:
+        table(_console(), ("check", "status", "found", "what to do"), found.rows())
+    raise typer.Exit(found.exit_code)
+
+
+@app.command("eval")
+def evaluate(
+    run_folder: Annotated[Path, typer.Argument(help="A run folder.", show_default=False)],
+    questions: Annotated[
+        Path, typer.Option("--questions", help="The question file, with answers.", show_default=False)
+    ],
+    as_json: Json = False,
+) -> None:
+    """Score a run: exact match, F1, recall of gold documents, citations."""
+    from pipeline import evaluate as evaluation
+    from pipeline import questions as question_files
+    from pipeline.report import table
+
+    scores = evaluation.score(run_folder, question_files.read(questions))
+    if as_json:
+        _print_json(scores.as_dict())
+    else:
+        table(_console(), ("score", "value", "questions"), [tuple(map(str, row)) for row in scores.table()])
+
+
+def main() -> None:
+    """The entry point: errors of the user's end with exit code 2 and one line."""
+    for name in ("HF_HUB_DISABLE_PROGRESS_BARS", "HF_HUB_DISABLE_TELEMETRY"):
+        os.environ.setdefault(name, "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        app()
+    except RidgewayError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _load(file: Path, run_folder: Path, settings: list[str], allow: list[str]) -> Graph:
+    """The graph of a pipeline file, with RUN standing for the folder of the index."""
+    from pipeline.config import load
+    from stages import STAGES
+
+    sys.path.insert(0, os.getcwd())
+    return load(file, STAGES, {**os.environ, "RUN": str(run_folder)}, tuple(settings), tuple(allow))
+
+
+def _made_by(index: Path) -> Path:
+    if not (index / "pipeline.yaml").is_file():
+        raise RidgewayError(
+            f"no pipeline in {str(index)!r}: name a folder that `ridgeway index` or `run` has made"
+        )
+    return index / "pipeline.yaml"
+
+
+def _task(graph: Graph, out: Path, index: Path, documents: list[str], asked: Any, reindex: bool) -> Task:
+    """The job that the command line asks for, with the documents found on disk."""
+    from pipeline.config import dump
+    from pipeline.doctor import versions
+    from pipeline.job import Task
+    from stages import STAGES
+
+    task = Task(
+        graph, out, index, questions=asked, reindex=reindex, pipeline=dump(graph, STAGES), versions=versions()
+    )
+    if not documents:
+        return task
+    from vision.files import crawl
+
+    found = crawl(documents)
+    return replace(task, documents=found.documents, failures=found.failures, unsupported=found.unsupported)
+
+
+def _job(task: Task, scheduler: str, quiet: bool) -> Summary:
+    """Do the job, showing progress; a stop from outside leaves what was written, and no process."""
+    from pipeline.job import run_job
+    from pipeline.report import progress
+
+    try:
+        with contextlib.ExitStack() as stack:
+            client = stack.enter_context(_client(scheduler)) if scheduler else None
+            return run_job(task, stack.enter_context(progress(_console(), quiet)), client)
+    except KeyboardInterrupt:
+        print(f"stopped; what was finished is in {task.out}", file=sys.stderr, flush=True)
+        os._exit(130)  # threads in native code cannot be interrupted; child processes end with this one
+
+
+def _client(scheduler: str) -> Any:
+    from distributed import Client
+
+    try:
+        return Client(scheduler, timeout="10s", set_as_default=False)
+    except (OSError, ValueError) as error:
+        raise RidgewayError(f"no Dask scheduler answers at {scheduler!r}: {error}") from None
+
+
+def _finish(summary: Summary, out: Path, as_json: bool, quiet: bool, answers: bool) -> None:
+    """Tell what became of the job, and end with its exit code."""
+    if as_json:
+        _print_json({**asdict(summary), "out": str(out)})
+    elif not quiet:
+        _show(out, summary, answers)
+    raise typer.Exit(summary.exit_code)
+
+
+def _show(out: Path, summary: Summary | None = None, answers: bool = True) -> None:
+    from pipeline.report import answers_table, error_lines, summary_lines
+
+    if answers:
+        answers_table(_console(), out)
+    for line in [*error_lines(out), *(summary_lines(summary, out) if summary else [])]:
+        print(line)
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console()
+
+
+def _print_json(data: Any) -> None:
+    from pipeline.records import strict
+
+    print(json.dumps(strict(data), indent=1, ensure_ascii=False, allow_nan=False))
+
+
+def _speak(verbose: bool, quiet: bool) -> None:
+    """Notices of ours go to stderr; those of libraries only with -v."""
+    level = logging.DEBUG if verbose else logging.WARNING if quiet else logging.INFO
+    logging.basicConfig(level=logging.INFO if verbose else logging.ERROR, format="%(message)s")
+    logging.getLogger("ridgeway").setLevel(level)

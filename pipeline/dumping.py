@@ -1,0 +1,62 @@
+"""A graph as a pipeline file: the way back of `pipeline.config`, which reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from pipeline.graph import Graph, Loop, Node
+from pipeline.lookup import Table
+from pipeline.values import Rows
+
+VERSION = 1
+"""What `ridgeway:` says in a file that this version reads."""
+
+
+def dump(graph: Graph, stages: Table) -> str:
+    """The pipeline file of a graph: `loads(dump(graph, stages), ...)` equals `graph`."""
+    from ruamel.yaml import YAML
+
+    out = StringIO()
+    yaml = YAML()
+    yaml.width = 100
+    yaml.dump({"ridgeway": VERSION, **_graph(graph, {v: k for k, v in stages.items()})}, out)
+    return out.getvalue()
+
+
+def _graph(graph: Graph, names: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        "inputs": {name: _kind_name(kind) for name, kind in graph.inputs.items()},
+        "stages": {n.name: _node(n, names) for n in graph.nodes},
+        "outputs": dict(graph.outputs),
+    }
+
+
+def _node(n: Node, names: Mapping[str, str]) -> dict[str, Any]:
+    found: dict[str, Any]
+    if isinstance(n.stage, Loop):
+        found = {"loop": _graph(n.stage.body, names), "carry": dict(n.stage.carry)}
+        found |= {"until": n.stage.until, "max_rounds": n.stage.max_rounds}
+    else:
+        path = f"{type(n.stage).__module__}:{type(n.stage).__qualname__}"
+        found = {"stage": names.get(path, path), **_parameters(n.stage)}
+    found |= {k: v for k, v in (("device", n.device), ("batch", n.batch)) if v is not None}
+    return found | dict(n.inputs)
+
+
+def _parameters(stage: Any) -> dict[str, Any]:
+    given = {f.name: getattr(stage, f.name) for f in fields(stage)}
+    return {f.name: _plain(given[f.name]) for f in fields(stage) if given[f.name] != f.default}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Path | str):
+        return str(value).replace("${", "$${")
+    return [_plain(v) for v in value] if isinstance(value, tuple) else value
+
+
+def _kind_name(kind: type[Rows]) -> str:
+    return kind.__name__ if kind.__module__ == "pipeline.values" else f"{kind.__module__}:{kind.__qualname__}"

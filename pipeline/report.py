@@ -1,0 +1,117 @@
+"""What a person sees: progress while a job runs, and tables of answers, counts and scores after it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.records import printable, read_lines
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from pipeline.executor import Run
+    from pipeline.job import Listen, Summary
+
+PLAIN_SECONDS = 10.0
+"""How often progress is printed where there is no terminal to redraw."""
+
+
+@contextmanager
+def progress(console: Console, quiet: bool) -> Iterator[Listen]:
+    """A listener that shows how far the run is: a line, redrawn on a terminal, else printed now and then."""
+    if quiet:
+        yield lambda _: None
+    elif console.is_terminal:
+        with console.status("starting") as status:
+            yield lambda run: status.update(_progress(run))
+    else:
+        yield _Plain(console)
+
+
+class _Plain:
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.last = time.monotonic()
+
+    def __call__(self, run: Run) -> None:
+        if time.monotonic() - self.last >= PLAIN_SECONDS:
+            self.last = time.monotonic()
+            self.console.print(_progress(run), highlight=False, markup=False)
+
+
+def _progress(run: Run) -> str:
+    """Rows made by each step that has made any, in the order of the steps."""
+    made = [f"{step} {tally.rows}" for step, tally in run.tallies.items()]
+    failed = [f"failed {len(run.failures)}"] if run.failures else []
+    return " · ".join([*made, *failed])
+
+
+def answers_table(console: Console, run_folder: Path, limit: int = 50) -> None:
+    """Print the first `limit` answers with their citations."""
+    from rich.markup import escape
+
+    rows = []
+    records = read_lines(run_folder / "answers.jsonl")
+    for record, _ in zip(records, range(limit), strict=False):
+        answer = record["answer"] if record["status"] == "answered" else f"({record['reason']})"
+        cited = "\n".join(_cited(c) for c in record["citations"])
+        rows.append([escape(printable(text)) for text in (record["question"], answer, cited)])
+    table(console, ("question", "answer", "from"), rows, lines=True)
+
+
+def _cited(citation: Mapping[str, Any]) -> str:
+    quote = " ".join(str(citation["quote"]).split())
+    return f"{citation['document']}, page {citation['page']}: “{quote[:80]}{'…' if len(quote) > 80 else ''}”"
+
+
+def table(console: Console, head: Sequence[str], rows: Iterable[Sequence[str]], lines: bool = False) -> None:
+    """Print a table; the cells may hold rich's markup."""
+    from rich.table import Table
+
+    made = Table(show_lines=lines)
+    for name in head:
+        made.add_column(name, overflow="fold")
+    for row in rows:
+        made.add_row(*row)
+    console.print(made)
+
+
+def summary_lines(summary: Summary, out: Path) -> list[str]:
+    """What became of a job, in a few lines."""
+    lines = []
+    if summary.reused:
+        lines.append(f"index in place: {summary.documents['indexed']} documents, {summary.chunks} chunks")
+    else:
+        lines += [_counted("documents", summary.documents), _counted("pages", summary.pages)]
+        lines.append(f"{summary.chunks} chunks indexed")
+    asked = summary.answered + summary.unanswered + summary.failed
+    if asked:
+        lines.append(
+            f"questions: {asked} asked = {summary.answered} answered + {summary.unanswered} unanswered "
+            f"+ {summary.failed} failed"
+        )
+    if summary.errors:
+        lines.append(f"{summary.errors} rows failed: see {out / 'errors.jsonl'}")
+    return [*lines, f"{summary.seconds:.1f} s; results in {out}"]
+
+
+def _counted(what: str, counts: Mapping[str, int]) -> str:
+    line = f"{what}: {counts['read']} read = {counts['indexed']} indexed + {counts['empty']} empty"
+    other = counts.get("unsupported", 0)
+    return f"{line} + {counts['failed']} failed" + (
+        f"; {other} files of other kinds left out" if other else ""
+    )
+
+
+def error_lines(run_folder: Path, limit: int = 10) -> list[str]:
+    """The first `limit` errors, a line each."""
+    found = []
+    for record, _ in zip(read_lines(run_folder / "errors.jsonl"), range(limit), strict=False):
+        where = record["document"] or record["question"] or "the whole corpus"
+        page = f", page {record['page']}" if record["page"] else ""
+        found.append(printable(f"{record['category']}: {where}{page}: {record['message']}"))
+    return found
