@@ -10,6 +10,8 @@ from __future__ import annotations
 import inspect
 import math
 import re
+import textwrap
+import types
 import typing
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, dataclass, fields
@@ -20,6 +22,9 @@ from pipeline.lookup import Table, find
 from pipeline.stage import accelerated, batch_size, expands, gathers, ports
 
 __all__ = ["Entry", "Parameter", "catalogue", "entry", "hint_name"]
+
+_SHORT = 48
+"""Characters of a default that people are shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +43,10 @@ class Parameter:
     def required(self) -> bool:
         """Whether there is no default."""
         return self.default is MISSING
+
+    def __str__(self) -> str:
+        said = f"{self.name}: {hint_name(self.hint)}"
+        return said if self.required else f"{said} = {textwrap.shorten(repr(self.default), _SHORT)}"
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON; a default that JSON cannot say is told as text."""
@@ -66,6 +75,15 @@ class Entry:
     parameters: tuple[Parameter, ...]
     batch: int
     accelerated: bool
+
+    def ports(self) -> str:
+        """For people: `queries: Queries, index: Indexes -> Hits (one to one)`."""
+        given = ", ".join(f"{port}: {rows}" for port, rows in self.inputs.items())
+        return f"{given} -> {self.output} ({self.kind})"
+
+    def settings(self) -> str:
+        """For people, a line each: `k: int = 8`; long defaults are cut."""
+        return "\n".join(map(str, self.parameters))
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON: strings, numbers, lists and dicts only."""
@@ -120,14 +138,10 @@ def hint_name(hint: Any) -> str:
     if origin is typing.Literal:
         return " | ".join(map(repr, args))
     names = [hint_name(a) for a in args]
-    if _is_union(hint):
+    if origin in (typing.Union, types.UnionType):
         return " | ".join(names)
     name = getattr(origin or hint, "__name__", str(hint))
     return f"{name}[{', '.join(names)}]" if names else name
-
-
-def _is_union(hint: Any) -> bool:
-    return typing.get_origin(hint | None) is typing.get_origin(hint)
 
 
 class _Traits:
@@ -169,9 +183,10 @@ def _doc(stage: type) -> str:
 
 
 def _about(name: str, doc: str) -> str:
-    """The sentences of `doc` that name the parameter in backticks, on one line."""
+    """The sentences of `doc` that name the parameter in backticks, on one line; not what they raise."""
     sentences = re.split(r"(?<=[.!?])\s+|\n\n+", doc)
-    return " ".join(" ".join(s.split()) for s in sentences if f"`{name}`" in s)
+    found = [s for s in sentences if f"`{name}`" in s and not s.startswith("Raises")]
+    return " ".join(" ".join(s.split()) for s in found)
 
 
 def _plain(value: Any) -> Any:

@@ -6,23 +6,20 @@ Exit codes: 0 all well, 1 some rows failed, 2 usage, pipeline file or plan, 130 
 from __future__ import annotations
 
 import contextlib
-import json
-import logging
 import os
 import signal
 import sys
 import tempfile
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pipeline.errors import RidgewayError
+from pipeline.report import console, finish, print_json, progress, show, speak, table
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from pipeline.graph import Graph
     from pipeline.job import Summary, Task
 
@@ -65,7 +62,7 @@ def run(
     """Answer a list of questions over documents; the batch job."""
     from pipeline import questions as question_files
 
-    _speak(verbose, quiet or as_json)
+    speak(verbose, quiet or as_json)
     graph = _load(file, index or out, settings, allow)
     asked = question_files.read(questions)
     summary = _job(_task(graph, out, index or out, documents, asked, reindex), scheduler, quiet or as_json)
@@ -73,7 +70,8 @@ def run(
         from pipeline.records import write_parquet
 
         write_parquet(out / "answers.jsonl", out / "answers.parquet")
-    _finish(summary, out, as_json, quiet, answers=True)
+    finish(summary, out, as_json, quiet, answers=True)
+    raise typer.Exit(summary.exit_code)
 
 
 @app.command()
@@ -90,10 +88,11 @@ def index(
     quiet: Quiet = False,
 ) -> None:
     """Read documents and build their index, without asking anything."""
-    _speak(verbose, quiet or as_json)
+    speak(verbose, quiet or as_json)
     graph = _load(file, out, settings, allow)
     summary = _job(_task(graph, out, out, documents, None, reindex), scheduler, quiet or as_json)
-    _finish(summary, out, as_json, quiet, answers=False)
+    finish(summary, out, as_json, quiet, answers=False)
+    raise typer.Exit(summary.exit_code)
 
 
 @app.command()
@@ -114,18 +113,18 @@ def ask(
     from pipeline.questions import Question, Questions
     from pipeline.records import read_lines
 
-    _speak(verbose, quiet or as_json)
+    speak(verbose, quiet or as_json)
     graph = _load(file or _made_by(index), index, settings, allow)
     with tempfile.TemporaryDirectory(prefix="ridgeway-") as folder:
         out = Path(folder)
         task = _task(graph, out, index, [], Questions((Question("question", question, documents),)), False)
         summary = _job(task, "", quiet or as_json)
         if as_json:
-            _print_json(
+            print_json(
                 next(read_lines(out / "answers.jsonl"), None) or next(read_lines(out / "errors.jsonl"))
             )
         else:
-            _show(out)
+            show(out)
     raise typer.Exit(summary.exit_code)
 
 
@@ -134,7 +133,7 @@ def check(file: File, settings: Set = [], allow: Allow = [], as_json: Json = Fal
     """Validate a pipeline file, without loading a model."""
     graph = _load(file, Path("run"), settings, allow)
     facts = {"file": str(file), "nodes": len(graph.nodes), "outputs": list(graph.outputs)}
-    _print_json(facts) if as_json else print(f"{file}: {len(graph.nodes)} nodes, well formed")
+    print_json(facts) if as_json else print(f"{file}: {len(graph.nodes)} nodes, well formed")
 
 
 @app.command()
@@ -161,15 +160,14 @@ def draw(
 def stages(as_json: Json = False) -> None:
     """List the stages with their ports and parameters."""
     from pipeline.catalogue import catalogue
-    from pipeline.report import table
     from stages import STAGES
 
     entries = catalogue(STAGES)
     if as_json:
-        _print_json([e.as_dict() for e in entries])
+        print_json([e.as_dict() for e in entries])
     else:
         rows = [(e.name, e.summary, e.ports(), e.settings()) for e in entries]
-        table(_console(), ("stage", "what it does", "ports", "parameters"), rows, lines=True)
+        table(console(), ("stage", "what it does", "ports", "parameters"), rows, lines=True)
 
 
 @app.command()
@@ -178,20 +176,19 @@ def schema() -> None:
     from pipeline.schema import schema as make
     from stages import STAGES
 
-    _print_json(make(STAGES))
+    print_json(make(STAGES))
 
 
 @app.command()
 def doctor(as_json: Json = False) -> None:
     """Look at versions, devices, models, memory and disk, and say what to do."""
     from pipeline.doctor import examine
-    from pipeline.report import table
 
     found = examine()
     if as_json:
-        _print_json(found.as_dict())
+        print_json(found.as_dict())
     else:
-        table(_console(), ("check", "status", "found", "what to do"), found.rows())
+        table(console(), ("check", "status", "found", "what to do"), found.rows())
     raise typer.Exit(found.exit_code)
 
 
@@ -206,13 +203,12 @@ def evaluate(
     """Score a run: exact match, F1, recall of gold documents, citations."""
     from pipeline import evaluate as evaluation
     from pipeline import questions as question_files
-    from pipeline.report import table
 
     scores = evaluation.score(run_folder, question_files.read(questions))
     if as_json:
-        _print_json(scores.as_dict())
+        print_json(scores.as_dict())
     else:
-        table(_console(), ("score", "value", "questions"), [tuple(map(str, row)) for row in scores.table()])
+        table(console(), ("score", "value", "questions"), [tuple(map(str, row)) for row in scores.table()])
 
 
 def main() -> None:
@@ -248,8 +244,8 @@ def _made_by(index: Path) -> Path:
 def _task(graph: Graph, out: Path, index: Path, documents: list[str], asked: Any, reindex: bool) -> Task:
     """The job that the command line asks for, with the documents found on disk."""
     from pipeline.config import dump
-    from pipeline.doctor import versions
     from pipeline.job import Task
+    from pipeline.versions import versions
     from stages import STAGES
 
     task = Task(
@@ -266,12 +262,11 @@ def _task(graph: Graph, out: Path, index: Path, documents: list[str], asked: Any
 def _job(task: Task, scheduler: str, quiet: bool) -> Summary:
     """Do the job, showing progress; a stop from outside leaves what was written, and no process."""
     from pipeline.job import run_job
-    from pipeline.report import progress
 
     try:
         with contextlib.ExitStack() as stack:
             client = stack.enter_context(_client(scheduler)) if scheduler else None
-            return run_job(task, stack.enter_context(progress(_console(), quiet)), client)
+            return run_job(task, stack.enter_context(progress(console(), quiet)), client)
     except KeyboardInterrupt:
         print(f"stopped; what was finished is in {task.out}", file=sys.stderr, flush=True)
         os._exit(130)  # threads in native code cannot be interrupted; child processes end with this one
@@ -284,40 +279,3 @@ def _client(scheduler: str) -> Any:
         return Client(scheduler, timeout="10s", set_as_default=False)
     except (OSError, ValueError) as error:
         raise RidgewayError(f"no Dask scheduler answers at {scheduler!r}: {error}") from None
-
-
-def _finish(summary: Summary, out: Path, as_json: bool, quiet: bool, answers: bool) -> None:
-    """Tell what became of the job, and end with its exit code."""
-    if as_json:
-        _print_json({**asdict(summary), "out": str(out)})
-    elif not quiet:
-        _show(out, summary, answers)
-    raise typer.Exit(summary.exit_code)
-
-
-def _show(out: Path, summary: Summary | None = None, answers: bool = True) -> None:
-    from pipeline.report import answers_table, error_lines, summary_lines
-
-    if answers:
-        answers_table(_console(), out)
-    for line in [*error_lines(out), *(summary_lines(summary, out) if summary else [])]:
-        print(line)
-
-
-def _console() -> Console:
-    from rich.console import Console
-
-    return Console()
-
-
-def _print_json(data: Any) -> None:
-    from pipeline.records import strict
-
-    print(json.dumps(strict(data), indent=1, ensure_ascii=False, allow_nan=False))
-
-
-def _speak(verbose: bool, quiet: bool) -> None:
-    """Notices of ours go to stderr; those of libraries only with -v."""
-    level = logging.DEBUG if verbose else logging.WARNING if quiet else logging.INFO
-    logging.basicConfig(level=logging.INFO if verbose else logging.ERROR, format="%(message)s")
-    logging.getLogger("ridgeway").setLevel(level)

@@ -142,8 +142,8 @@ class _Builder:
             raise self.document.error(at, f"{message}; if you trust it: --allow {module}")
         try:
             return load_object(name)
-        except (ImportError, AttributeError) as error:
-            raise self.document.error(at, f"cannot import {name!r}: {error}") from None
+        except Exception as error:
+            raise self.document.error(at, f"cannot import {name!r}: {error}") from error
 
     def node(self, name: str, spec: Any, at: At) -> Node:
         data = dict(self.mapping(spec, at))
@@ -164,6 +164,8 @@ class _Builder:
         name = data.pop("stage")
         self.expect((*at, "stage"), name, str)
         kind = self.object(name, self.stages, (*at, "stage"), "stage")
+        if not isinstance(kind, type):
+            raise self.document.error((*at, "stage"), f"{name!r} is no stage: it is no class")
         wired = self.checked(at, lambda: ports(kind)).inputs
         hints = typing.get_type_hints(kind)
         parameters = {f.name: f for f in fields(kind) if f.init}
@@ -199,8 +201,7 @@ class _Builder:
         """`value` as the type `hint`; YAML's own types are not bent, but paths are texts and lists tuples."""
         made, ok = _convert(value, hint)
         if not ok:
-            wanted = getattr(hint, "__name__", str(hint)).replace("NoneType", "null").replace("None", "null")
-            raise self.document.error(at, f"expected {wanted}, found {value!r}")
+            raise self.document.error(at, f"expected {_named(hint)}, found {value!r}")
         return made
 
 
@@ -209,8 +210,9 @@ def _convert(value: Any, hint: Any) -> tuple[Any, bool]:
     if origin in (typing.Union, types.UnionType):
         return next(((made, ok) for a in args for made, ok in [_convert(value, a)] if ok), (value, False))
     if origin is tuple and isinstance(value, list):
-        items = [_convert(v, args[0]) for v in value]
-        return tuple(made for made, _ in items), all(ok for _, ok in items)
+        hints = args[:1] * len(value) if args[-1] is Ellipsis else args
+        items = [_convert(v, h) for v, h in zip(value, hints, strict=False)]
+        return tuple(made for made, _ in items), len(value) == len(hints) and all(ok for _, ok in items)
     if hint is type(None):
         return value, value is None
     if hint is Path:
@@ -218,5 +220,18 @@ def _convert(value: Any, hint: Any) -> tuple[Any, bool]:
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value), True
     if origin is typing.Literal:
-        return value, value in args
+        return value, any(type(value) is type(a) and value == a for a in args)
     return value, isinstance(hint, type) and type(value) is hint
+
+
+def _named(hint: Any) -> str:
+    """A type as the person who writes YAML calls it."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(_named(a) for a in args)
+    if origin is tuple:
+        return f"a list of {' and '.join(_named(a) for a in args if a is not Ellipsis)}"
+    if origin is typing.Literal:
+        return " or ".join(repr(a) for a in args)
+    known = {str: "a text", int: "an int", float: "a float", bool: "true or false", type(None): "null"}
+    return known.get(hint) or ("a path" if hint is Path else str(hint))

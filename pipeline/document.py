@@ -1,7 +1,8 @@
 """A YAML file as plain values, with the line of every key: YAML 1.2, nothing more.
 
 Built on ruamel.yaml's composer, so that duplicate keys can be told with both lines, variables are
-replaced inside scalars only (their text can never become structure), and no tag constructs anything.
+replaced inside scalars only (their text can never become structure), and tags are refused. Scalars are
+typed here, by the core schema of YAML 1.2 (section 10.3.2): `no` and `2024-01-01` are texts, `012` is 12.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from pipeline.lookup import near_miss
 Path = tuple[str, ...]
 MAX_NODES = 100_000
 """More nodes than this, aliases counted each time, is no pipeline but a bomb."""
+MAX_DEPTH = 100
+"""Deeper than this is no pipeline either, nor is an alias that holds itself."""
 
 _VARIABLE = re.compile(r"\$(\$)?\{([^}]*)\}")
-_PREFIX = "tag:yaml.org,2002:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,11 @@ def parse(text: str, name: str, variables: Mapping[str, str], settings: tuple[st
     return Document(name, data, reader.origins)
 
 
+def escape(text: str) -> str:
+    """`text` as it is written in a file, so that `parse` finds no variables in it."""
+    return _VARIABLE.sub(lambda match: f"${match[0]}", text)
+
+
 class _Reader:
     def __init__(self, name: str, variables: Mapping[str, str]) -> None:
         from ruamel.yaml import YAML
@@ -59,15 +66,20 @@ class _Reader:
         self.count = 0
 
     def read(self, text: str, name: str, path: Path = ()) -> Any:
-        from ruamel.yaml.error import MarkedYAMLError, YAMLError
+        from ruamel.yaml.error import MarkedYAMLError
+        from ruamel.yaml.reader import ReaderError
 
         try:
             node = self.yaml.compose(text)
         except MarkedYAMLError as error:
             line = error.problem_mark.line + 1 if error.problem_mark else 1
             raise ConfigError(f"{name}:{line}: not valid YAML: {error.problem}") from None
-        except YAMLError as error:
-            raise ConfigError(f"{name}: not valid YAML: {error}") from None
+        except ReaderError as error:
+            line = text.count("\n", 0, error.position) + 1
+            problem = str(error).splitlines()[0]
+            raise ConfigError(f"{name}:{line}: not valid YAML: {problem}") from None
+        except RecursionError:
+            raise ConfigError(f"{name}: nested deeper than {MAX_DEPTH} levels: not a pipeline") from None
         return self._value(node, path) if node is not None else None
 
     def override(self, data: Any, setting: str) -> None:
@@ -84,12 +96,16 @@ class _Reader:
         if not isinstance(at, dict):
             raise ConfigError(f"--set {setting}: {'.'.join(path[:-1])!r} holds no keys in {self.name}")
         at[path[-1]] = self.read(text, f"--set {setting}", path)
+        self.origins |= {p: f"--set {setting}" for p in self.origins if p[: len(path)] == path}
         self.origins[path] = f"--set {setting}"
 
     def _value(self, node: Any, path: Path) -> Any:
         self.count += 1
         if self.count > MAX_NODES:
             raise ConfigError(f"{self.name}: more than {MAX_NODES} values, aliases counted: not a pipeline")
+        if len(path) > MAX_DEPTH:
+            raise ConfigError(f"{self.name}: nested deeper than {MAX_DEPTH} levels: not a pipeline")
+        self._refuse_tag(node, path)
         kind = type(node).__name__
         if kind == "MappingNode":
             return self._mapping(node, path)
@@ -100,8 +116,12 @@ class _Reader:
     def _mapping(self, node: Any, path: Path) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for key_node, value_node in node.value:
-            key, line = str(key_node.value), key_node.start_mark.line + 1
+            line = key_node.start_mark.line + 1
+            if not isinstance(key_node.value, str):
+                raise ConfigError(f"{self.name}:{line}: {'.'.join(path)}: a key must be a text")
+            key = key_node.value
             at = (*path, key)
+            self._refuse_tag(key_node, at)
             if key in found:
                 first = self.origins[at].rpartition(":")[2]
                 raise ConfigError(
@@ -114,14 +134,16 @@ class _Reader:
 
     def _scalar(self, node: Any, path: Path) -> Any:
         text = self._replace(node.value, path)
-        tag = str(node.tag)
-        if text != node.value and node.style is None:
-            tag = str(self.yaml.resolver.resolve(type(node), text, (True, False)))
-        kind = tag.removeprefix(_PREFIX)
-        if kind not in _READERS:
-            line = node.start_mark.line + 1
-            raise ConfigError(f"{self.name}:{line}: {'.'.join(path)}: the tag {tag!r} is not allowed here")
-        return _READERS[kind](text)
+        return text if node.style is not None else _typed(text)
+
+    def _refuse_tag(self, node: Any, path: Path) -> None:
+        """Raise if the file gives the node a tag: the composer's own are those that it finds by itself."""
+        implicit = (
+            (node.style is None, node.style is not None) if type(node).__name__ == "ScalarNode" else True
+        )
+        if str(node.tag) != str(self.yaml.resolver.resolve(type(node), node.value, implicit)):
+            where = f"{self.name}:{node.start_mark.line + 1}: {'.'.join(path)}"
+            raise ConfigError(f"{where}: the tag {str(node.tag)!r} is not allowed here; quote what is a text")
 
     def _replace(self, text: str, path: Path) -> str:
         def value(match: re.Match[str]) -> str:
@@ -139,18 +161,20 @@ class _Reader:
         return _VARIABLE.sub(value, text)
 
 
-def _integer(text: str) -> int:
-    return int(text.replace("_", ""), 0) if text[:2].lower() in ("0x", "0o") else int(text)
+def _typed(text: str) -> Any:
+    """What a plain scalar stands for; a text where it is nothing else."""
+    for pattern, read in _CORE_SCHEMA:
+        if pattern.fullmatch(text):
+            return read(text)
+    return text
 
 
-def _real(text: str) -> float:
-    return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
-
-
-_READERS: Mapping[str, Callable[[str], Any]] = {
-    "str": str,
-    "int": _integer,
-    "float": _real,
-    "bool": lambda text: text.lower() == "true",
-    "null": lambda _: None,
-}
+_CORE_SCHEMA: tuple[tuple[re.Pattern[str], Callable[[str], Any]], ...] = (
+    (re.compile("null|Null|NULL|~|"), lambda _: None),
+    (re.compile("true|True|TRUE|false|False|FALSE"), lambda text: text.lower() == "true"),
+    (re.compile("[-+]?[0-9]{1,1000}"), int),
+    (re.compile("0o[0-7]+"), lambda text: int(text, 8)),
+    (re.compile("0x[0-9a-fA-F]+"), lambda text: int(text, 16)),
+    (re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?"), float),
+    (re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"), lambda text: float(text.replace(".", ""))),
+)

@@ -8,6 +8,8 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+from pipeline.document import escape
+from pipeline.errors import GraphError
 from pipeline.graph import Graph, Loop, Node
 from pipeline.lookup import Table
 from pipeline.values import Rows
@@ -17,7 +19,10 @@ VERSION = 1
 
 
 def dump(graph: Graph, stages: Table) -> str:
-    """The pipeline file of a graph: `loads(dump(graph, stages), ...)` equals `graph`."""
+    """The pipeline file of a graph: `loads(dump(graph, stages), ...)` equals `graph`.
+
+    Raises GraphError for a stage that a file cannot name, such as one that is defined in a function.
+    """
     from ruamel.yaml import YAML
 
     out = StringIO()
@@ -41,7 +46,7 @@ def _node(n: Node, names: Mapping[str, str]) -> dict[str, Any]:
         found = {"loop": _graph(n.stage.body, names), "carry": dict(n.stage.carry)}
         found |= {"until": n.stage.until, "max_rounds": n.stage.max_rounds}
     else:
-        path = f"{type(n.stage).__module__}:{type(n.stage).__qualname__}"
+        path = _path(type(n.stage))
         found = {"stage": names.get(path, path), **_parameters(n.stage)}
     found |= {k: v for k, v in (("device", n.device), ("batch", n.batch)) if v is not None}
     return found | dict(n.inputs)
@@ -54,9 +59,15 @@ def _parameters(stage: Any) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Path | str):
-        return str(value).replace("${", "$${")
+        return escape(str(value))
     return [_plain(v) for v in value] if isinstance(value, tuple) else value
 
 
 def _kind_name(kind: type[Rows]) -> str:
-    return kind.__name__ if kind.__module__ == "pipeline.values" else f"{kind.__module__}:{kind.__qualname__}"
+    return kind.__name__ if kind.__module__ == "pipeline.values" else _path(kind)
+
+
+def _path(kind: type) -> str:
+    if "<locals>" in kind.__qualname__:
+        raise GraphError(f"{kind.__qualname__} is defined in a function: a pipeline file cannot name it")
+    return f"{kind.__module__}:{kind.__qualname__}"

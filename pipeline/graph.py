@@ -13,8 +13,8 @@ from typing import Any
 
 from pipeline.errors import GraphError
 from pipeline.lookup import near_miss
-from pipeline.node import Node, in_order, node
-from pipeline.stage import check_portable, ports
+from pipeline.node import Node, check_name, in_order, node
+from pipeline.stage import NODE_KEYS, check_portable, ports
 from pipeline.values import Rows
 
 __all__ = ["Graph", "Loop", "Node", "node", "node_inputs", "node_outputs"]
@@ -37,6 +37,11 @@ class Loop:
     def __post_init__(self) -> None:
         if self.max_rounds < 1:
             raise GraphError(f"max_rounds must be 1 or more, found {self.max_rounds!r}", "max_rounds")
+        taken = {*NODE_KEYS, "carry", "until", "max_rounds"} & set(self.body.inputs)
+        if taken:
+            raise GraphError(
+                f"inputs {sorted(taken)} are words of the loop itself; rename them", "loop", "inputs"
+            )
         if not self.carry:
             raise GraphError(
                 "a loop must carry something from round to round: `carry: {input: output}`", "carry"
@@ -113,6 +118,8 @@ class Graph:
         return reversed(found)
 
     def _check_names(self) -> None:
+        for name in self.inputs:
+            check_name(name, "inputs")
         seen = set(self.inputs)
         for n in self.nodes:
             if n.name in seen:

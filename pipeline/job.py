@@ -275,7 +275,7 @@ def _sort(path: Path, order: Mapping[str, int]) -> None:
     records = sorted(read_lines(path), key=lambda r: order[r["id"]])
     part = path.with_name(f".{path.name}.part")
     with part.open("w", encoding="utf-8") as file:
-        file.writelines(line(r) for r in records)
+        file.writelines(f"{line(r)}\n" for r in records)
     os.replace(part, path)
 
 

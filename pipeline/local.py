@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.apply import apply, assemble, fault, row_order
-from pipeline.errors import Failure, GraphError, RowId
+from pipeline.apply import Fault, apply, assemble, fault, row_order
+from pipeline.errors import Failure, GraphError, RidgewayError, RowId
 from pipeline.graph import Graph
 from pipeline.lookup import near_miss
 from pipeline.machine import Device, cores
@@ -45,7 +45,10 @@ class Outcome:
 
 
 def run_local(graph: Graph, inputs: Mapping[str, Rows], device: Device | None = None) -> Outcome:
-    """Run `graph` over `inputs` (name to rows) in this thread. Raises GraphError where they do not fit."""
+    """Run `graph` over `inputs` (name to rows) in this thread.
+
+    Raises GraphError where they do not fit, and any RidgewayError that a stage raises.
+    """
     check_inputs(graph, inputs)
     program = flatten(graph)
     loop = _Loop(program, device or Device("cpu:0", cores()))
@@ -77,7 +80,9 @@ def check_inputs(graph: Graph, inputs: Mapping[str, Rows]) -> None:
                 f"input {name!r} takes {wanted.__name__}, found {type(rows).__name__}", "inputs", name
             )
         if wanted.whole and rows.ids != ((),):
-            raise GraphError(f"input {name!r}: {wanted.__name__} are one row, under the id ()", "inputs", name)
+            raise GraphError(
+                f"input {name!r}: {wanted.__name__} are one row, under the id ()", "inputs", name
+            )
         if len(set(rows.ids)) != len(rows.ids) or any(len(i) != (not wanted.whole) for i in rows.ids):
             raise GraphError(f"input {name!r}: ids must be distinct and of one element", "inputs", name)
 
@@ -132,9 +137,10 @@ class _Loop:
                 made[i] = row
         for i, rows in groups.items():
             result = self._attempt(step, rows, (i,))
-            made[i] = (
-                result if isinstance(result, Rows) else self._fail(step, i, result.category, result.message)
-            )
+            if isinstance(result, Fault):
+                made[i] = self._fail(step, i, result.category, result.message, result.detail)
+            else:
+                made[i] = result
         return made
 
     def _joined(self, step: Step | Turn) -> dict[RowId, dict[str, Rows] | Failure]:
@@ -163,26 +169,29 @@ class _Loop:
             if expands(step.stage):
                 self.expanded.setdefault(step.name, []).extend(ids)
             return {r.ids[0]: r for r in made.split()}
-        if made.rows is not None:
-            bad = {i: self._fail(step, i, *why) for i, why in made.rows.items()}
+        known = {i: why for i, why in (made.rows or {}).items() if i in ids}
+        if known:
+            bad = {i: self._fail(step, i, *why) for i, why in known.items()}
             return {**bad, **self._batch(step, [r for i, r in zip(ids, rows, strict=True) if i not in bad])}
         if len(rows) == 1:
-            return {ids[0]: self._fail(step, ids[0], made.category, made.message)}
+            return {ids[0]: self._fail(step, ids[0], made.category, made.message, made.detail)}
         half = len(rows) // 2
         return self._batch(step, rows[:half]) | self._batch(step, rows[half:])
 
-    def _attempt(self, step: Step, rows: list[dict[str, Rows]], owed: tuple[RowId, ...]) -> Any:
+    def _attempt(self, step: Step, rows: list[dict[str, Rows]], owed: tuple[RowId, ...]) -> Rows | Fault:
         key = state_key(step.stage)
         try:
             if key not in self.states:
                 self.states[key] = open_stage(step.stage, self.device)
             parts = {e.port: list({r[e.port].ids[0]: r[e.port] for r in rows}.values()) for e in step.edges}
             return apply(step.stage, self.states[key], assemble(step.stage, parts), owed)
+        except RidgewayError:
+            raise
         except Exception as error:
             return fault(error)
 
-    def _fail(self, step: Step, i: RowId, category: str, message: str) -> Failure:
-        self.failures.append(Failure(i, step.name, category, message))
+    def _fail(self, step: Step, i: RowId, category: str, message: str, detail: str = "") -> Failure:
+        self.failures.append(Failure(i, step.name, category, message, detail))
         return self.failures[-1]
 
     @staticmethod

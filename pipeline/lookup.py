@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import operator
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -20,9 +21,9 @@ def near_miss(name: str, known: Iterable[str]) -> str:
 
 
 def load(path: str) -> Any:
-    """The object at `"module:name"`. Raises ImportError or AttributeError as Python does."""
+    """The object at `"module:name"`, or `"module:Outer.name"`. Raises ImportError or AttributeError."""
     module, _, name = path.partition(":")
-    return getattr(importlib.import_module(module), name)
+    return operator.attrgetter(name)(importlib.import_module(module))
 
 
 def find(name: str, table: Table, what: str) -> Any:

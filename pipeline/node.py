@@ -26,15 +26,18 @@ class Node:
     batch: int | None = None
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", self.name):
-            raise GraphError(
-                f"a node's name is letters, digits and _, found {self.name!r}", "stages", self.name
-            )
+        check_name(self.name, "stages")
         if self.batch is not None and self.batch < 1:
             raise GraphError(
                 f"node {self.name!r}: batch must be 1 or more, found {self.batch!r}",
                 "stages", self.name, "batch",
             )  # fmt: skip
+
+
+def check_name(name: str, *at: str) -> None:
+    """Raise GraphError unless `name` can stand in references."""
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        raise GraphError(f"a name is letters, digits and _, found {name!r}", *at, name)
 
 
 def node(name: str, stage: Any, device: str | None = None, batch: int | None = None, **inputs: str) -> Node:

@@ -30,7 +30,10 @@ class Quiet:
     def count(self, name: str, place: Place, by: int) -> None:
         """An instance of `name` was born at `place` (`by` 1) or is settled (-1)."""
         for k in range(len(place[1]) + 1):
-            self._live[name, (place[0], place[1][:k])] += by
+            at = (name, (place[0], place[1][:k]))
+            self._live[at] += by
+            if not self._live[at]:
+                del self._live[at]
 
     def is_closed(self, producer: str, place: Place) -> bool:
         """Whether no more rows under `place` will come from `producer`."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from pipeline.records import printable, read_lines
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -53,6 +54,8 @@ def _progress(run: Run) -> str:
 def answers_table(console: Console, run_folder: Path, limit: int = 50) -> None:
     """Print the first `limit` answers with their citations."""
     from rich.markup import escape
+
+    from pipeline.records import printable, read_lines
 
     rows = []
     records = read_lines(run_folder / "answers.jsonl")
@@ -109,9 +112,51 @@ def _counted(what: str, counts: Mapping[str, int]) -> str:
 
 def error_lines(run_folder: Path, limit: int = 10) -> list[str]:
     """The first `limit` errors, a line each."""
+    from pipeline.records import printable, read_lines
+
     found = []
     for record, _ in zip(read_lines(run_folder / "errors.jsonl"), range(limit), strict=False):
         where = record["document"] or record["question"] or "the whole corpus"
         page = f", page {record['page']}" if record["page"] else ""
         found.append(printable(f"{record['category']}: {where}{page}: {record['message']}"))
     return found
+
+
+def finish(summary: Summary, out: Path, as_json: bool, quiet: bool, answers: bool) -> None:
+    """Tell what became of a job."""
+    if as_json:
+        print_json({**asdict(summary), "out": str(out)})
+    elif not quiet:
+        show(out, summary, answers)
+
+
+def show(out: Path, summary: Summary | None = None, answers: bool = True) -> None:
+    """Print what a run folder holds."""
+    if answers:
+        answers_table(console(), out)
+    for line in [*error_lines(out), *(summary_lines(summary, out) if summary else [])]:
+        print(line)
+
+
+def console() -> Console:
+    """The terminal."""
+    from rich.console import Console
+
+    return Console()
+
+
+def print_json(data: Any) -> None:
+    """Print one strict JSON document."""
+    from pipeline.records import strict
+
+    print(json.dumps(strict(data), indent=1, ensure_ascii=False, allow_nan=False))
+
+
+def speak(verbose: bool, quiet: bool) -> None:
+    """Notices of ours go to stderr; those of libraries only with -v."""
+    ours = logging.getLogger("ridgeway")
+    ours.setLevel(logging.DEBUG if verbose else logging.WARNING if quiet else logging.INFO)
+    ours.propagate = False
+    ours.addHandler(logging.StreamHandler())
+    if verbose:
+        logging.basicConfig(level=logging.INFO)

@@ -74,12 +74,18 @@ def _frozen(column: Any, name: str) -> Any:
 
 
 def _needs_freezing(column: tuple[Any, ...]) -> bool:
-    return any(not isinstance(x, (str, int, float, tuple, type(None))) for x in column)
+    """Whether anything in it, however deep, is more than texts and numbers."""
+    return any(
+        _needs_freezing(x) if isinstance(x, tuple) else not isinstance(x, (str, int, float, type(None)))
+        for x in column
+    )
 
 
 def _frozen_item(value: Any, name: str) -> Any:
     if isinstance(value, (list, dict, set, bytearray)):
         raise ValueError(f"{name} holds a {type(value).__name__}: rows are shared, use a tuple")
+    if type(value) is tuple and _needs_freezing(value):
+        return tuple(_frozen_item(x, name) for x in value)
     if isinstance(value, np.ndarray) and value.flags.writeable:
         value = value.view()
         value.flags.writeable = False

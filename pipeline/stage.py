@@ -35,10 +35,13 @@ from functools import cache
 from typing import Any, Protocol
 
 from pipeline.errors import GraphError, RowId
+from pipeline.lookup import load
 from pipeline.machine import Device
 from pipeline.values import Rows
 
 DEFAULT_BATCH = 64
+NODE_KEYS = ("stage", "loop", "device", "batch", "name")
+"""What a node says about itself, in Python or in a file; no port or parameter may be called so."""
 
 
 class Stage(Protocol):
@@ -82,6 +85,9 @@ def _ports(stage: Any) -> Ports:
         hint = hints.get(port)
         if not (isinstance(hint, type) and issubclass(hint, Rows)):
             raise GraphError(f"stage {name}.run: {port!r} must be annotated with a Rows type, found {hint!r}")
+    taken = {*names, *(f.name for f in fields(stage))} & set(NODE_KEYS)
+    if taken:
+        raise GraphError(f"stage {name}: {sorted(taken)} are words of the node itself; rename them")
     clash = set(names) & {f.name for f in fields(stage)}
     if clash:
         raise GraphError(f"stage {name}: {sorted(clash)} are both ports and parameters; rename one")
@@ -140,7 +146,12 @@ def check_outputs(stage: Any, owed: tuple[RowId, ...], made: Rows) -> None:
 
 
 def check_portable(stage: Any, name: str) -> None:
-    """Raise GraphError where a stage cannot travel to a worker, naming the parameter that cannot."""
+    """Raise GraphError where a stage cannot travel to a worker, naming what it is that cannot.
+
+    That is a parameter, or, for a class that workers cannot import (one in a function or a script, which
+    travels whole), what its methods use from around them.
+    """
+    where = f"stage {name!r} ({type(stage).__qualname__})"
     for f in fields(stage):
         value = getattr(stage, f.name)
         try:
@@ -148,7 +159,33 @@ def check_portable(stage: Any, name: str) -> None:
             hash(value)
         except Exception as error:
             raise GraphError(
-                f"stage {name!r} ({type(stage).__qualname__}): parameter {f.name!r} holds a "
-                f"{type(value).__name__}, which cannot travel to a worker or be compared ({error}); "
-                f"pass what it is made from and make it in `open`"
+                f"{where}: parameter {f.name!r} holds a {type(value).__name__}, which cannot travel to a "
+                f"worker or be compared ({error}); pass what it is made from and make it in `open`"
             ) from error
+    if not _is_importable(type(stage)):
+        _check_class(type(stage), where)
+
+
+def _is_importable(kind: type) -> bool:
+    try:
+        return kind.__module__ != "__main__" and load(f"{kind.__module__}:{kind.__qualname__}") is kind
+    except (ImportError, AttributeError):
+        return False
+
+
+def _check_class(kind: type, where: str) -> None:
+    import cloudpickle
+
+    used = [v for f in vars(kind).values() if inspect.isfunction(f) for v in inspect.getclosurevars(f)[:2]]
+    for name, value in [item for names in used for item in names.items() if item[1] is not kind]:
+        try:
+            cloudpickle.dumps(value)
+        except Exception as error:
+            raise GraphError(
+                f"{where}: its methods use {name!r}, a {type(value).__name__}, which cannot travel to a "
+                f"worker ({error}); make it in `open`"
+            ) from error
+    try:
+        cloudpickle.dumps(kind)
+    except Exception as error:
+        raise GraphError(f"{where}: the class cannot travel to a worker ({error})") from error

@@ -24,7 +24,7 @@ from retrieval.text import normalize
 from stages.attribution import Evidence, Sentence, candidates, cited, content, far, read_marks, weigh
 from stages.embed import open_encoder
 
-__all__ = ["Cite"]
+__all__ = ["Cite", "says_absent"]
 
 _ABSENT = re.compile(
     r"not in the (?:documents?|passages?|texts?|context)"
@@ -122,6 +122,11 @@ class Cite:
         return _Row(case.answer, "", citations, "marked" if marked else "supported", dropped)
 
 
+def says_absent(text: str) -> bool:
+    """Whether a completion says that the passages do not answer the question."""
+    return _ABSENT.search(text) is not None
+
+
 def _first_look(question: str, passages: tuple[Passage, ...], said: str) -> _Row | _Case:
     """What needs no encoder: the unanswered rows; else a case to weigh."""
     if not question.strip():
@@ -131,7 +136,7 @@ def _first_look(question: str, passages: tuple[Passage, ...], said: str) -> _Row
     marks = read_marks(said, len(passages))
     if not re.search(r"\w", marks.text):
         return _Row("", "the model gave no answer", dropped=marks.dropped + len(marks.numbers))
-    if _ABSENT.search(marks.text):
+    if says_absent(marks.text):
         dropped = marks.dropped + len(marks.numbers)
         return _Row("", "the model found no answer in the passages", dropped=dropped)
     asked = normalize(question).text

@@ -147,6 +147,7 @@ print(pool.call("os:getpid", seconds=30), flush=True)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["", "import os; os._exit(0)", "raise SystemExit(1)"])
 def test_a_script_without_a_main_guard_runs_once_and_leaves_no_child(tmp_path: Path, end: str) -> None:
     (tmp_path / "vision").mkdir()  # a folder of the same name where the user stands does no harm
@@ -163,6 +164,7 @@ def test_a_script_without_a_main_guard_runs_once_and_leaves_no_child(tmp_path: P
     assert not psutil.pid_exists(int(child))
 
 
+@pytest.mark.slow
 def test_a_stuck_child_ends_itself_when_its_parent_is_gone() -> None:
     code = (
         "import os, threading; from vision.isolate import Isolated; pool = Isolated();"

@@ -101,6 +101,11 @@ def test_cells_of_a_table_stay_in_their_rows() -> None:
     assert reading_order(np.array(boxes)) == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
 
 
+def test_short_cells_side_by_side_are_no_columns() -> None:
+    boxes = columns((0.1, 0.1), 8, 0.1)
+    assert reading_order(np.array(boxes)) == [[n, n + 1] for n in range(0, 16, 2)]
+
+
 def test_no_boxes_have_no_order() -> None:
     assert flat([]) == []
 
@@ -148,7 +153,7 @@ def test_the_threshold_leaves_out_what_is_unsure(ocr: Ocr) -> None:
     assert ocr.read(drawn("Invoice 4711"), min_confidence=1.0).text == ""
 
 
-@pytest.mark.parametrize("size", [(1, 1), (3, 500), (200, 200)])
+@pytest.mark.parametrize("size", [(1, 1), (3, 500), (9, 900), (200, 200)])
 def test_a_blank_image_stays_an_empty_text(
     ocr: Ocr, size: tuple[int, int], capfd: pytest.CaptureFixture[str]
 ) -> None:

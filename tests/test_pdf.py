@@ -48,18 +48,18 @@ def make_pdf(
                 hashlib.md5(key + struct.pack("<I", body)[:3] + b"\0\0").digest()[: len(key) + 5], stream
             )
         objects.append(
-            f"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 600 800] /Contents {body} 0 R /Resources << /Font << /F << "
-            f"/Type /Font /Subtype /Type1 /BaseFont /Helvetica {font} >> >> /XObject << /X {3 + 2 * len(contents)} 0 R >> >> "
-            f"{page} >>".encode()
+            f"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 600 800] /Contents {body} 0 R /Resources << "
+            f"/Font << /F << /Type /Font /Subtype /Type1 /BaseFont /Helvetica {font} >> >> "
+            f"/XObject << /X {3 + 2 * len(contents)} 0 R >> >> {page} >>".encode()
         )
         objects.append(b"<< /Length %d >>\nstream\n%s\nendstream" % (len(stream), stream))
     kids = " ".join(f"{3 + 2 * n} 0 R" for n in range(len(contents)))
     objects[1] = f"<< /Type /Pages /Count {len(contents)} /Kids [{kids}] >>".encode()
     objects += more
     out, places = b"%PDF-1.7\n", []
-    for number, body in enumerate(objects, 1):
+    for number, item in enumerate(objects, 1):
         places.append(len(out))
-        out += b"%d 0 obj\n%s\nendobj\n" % (number, body)
+        out += b"%d 0 obj\n%s\nendobj\n" % (number, item)
     start = len(out)
     out += b"xref\n0 %d\n0000000000 65535 f \n" % (len(objects) + 1)
     out += b"".join(b"%010d 00000 n \n" % place for place in places)
@@ -108,7 +108,7 @@ def test_each_line_has_its_span_and_its_place(file: Path) -> None:
     page = read(file, make_pdf(TWO_LINES))
     assert page.text == "First line here\nsecond line"
     assert [page.text[a:b] for a, b in page.spans] == ["First line here", "second line"]
-    x0, y0, x1, y1 = page.boxes[0]
+    x0, y0, _, y1 = page.boxes[0]
     assert x0 == pytest.approx(50 / 600, abs=0.01)
     assert y1 == pytest.approx(100 / 800, abs=0.01)
     assert 0.08 < y0 < y1 < page.boxes[1][3]
@@ -168,7 +168,8 @@ def test_a_hyphen_at_the_end_of_a_line_stays_with_its_line_break(file: Path) -> 
 
 
 def test_letters_that_mean_nothing_are_left_to_recognition(file: Path) -> None:
-    cmap = "begincmap 1 begincodespacerange <00> <FF> endcodespacerange 1 beginbfrange <20> <7E> <E020> endbfrange endcmap"
+    space = "1 begincodespacerange <00> <FF> endcodespacerange"
+    cmap = f"begincmap {space} 1 beginbfrange <20> <7E> <E020> endbfrange endcmap"
     stream = f"<< /Length {len(cmap)} >>\nstream\n{cmap}\nendstream".encode()
     page = read(file, make_pdf(TWO_LINES, font="/ToUnicode 5 0 R", more=[stream]))
     assert page.text == ""
@@ -208,7 +209,11 @@ def test_a_needed_password_is_tried_and_never_told(file: Path) -> None:
     assert read_page(str(file), 1, Options(passwords=("wrong", "open sesame"))).text.startswith("First line")
 
 
-LOOP = b"<< /Type /XObject /Subtype /Form /BBox [0 0 600 800] /Resources << /XObject << /X 5 0 R >> >> /Length 5 >>\nstream\n/X Do\nendstream"
+LOOP = b"""<< /Type /XObject /Subtype /Form /BBox [0 0 600 800] /Length 5
+/Resources << /XObject << /X 5 0 R >> >> >>
+stream
+/X Do
+endstream"""
 DAMAGED = {
     "xref chain that leads back": make_pdf(TWO_LINES, trailer="/Prev {start}"),
     "page tree within itself": make_pdf(TWO_LINES).replace(b"/Kids [3 0 R]", b"/Kids [2 0 R]"),

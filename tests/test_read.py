@@ -124,14 +124,14 @@ def test_passwords_come_from_a_file_and_go_nowhere(tmp_path: Path) -> None:
 
 
 def test_a_document_beyond_its_time_fails_alone() -> None:
-    stage, pool = ListPages(seconds=0.2), Isolated(2)
+    stage, pool = ListPages(seconds=0.5), Isolated(2)
     given = documents(Path("a.pdf"), Path("b.pdf"))
-    pool.map("tests.test_isolate:echo", [(1,), (1,)], seconds=30)  # both have started
 
     class Slow:
+        """A reader that never returns for one document."""
+
         def map(self, target: str, calls: list[tuple[str, Options]], seconds: float) -> list[object]:
-            names = ["never" if path == "a.pdf" else "pid" for path, _ in calls]
-            return [pool.map(f"tests.test_isolate:{name}", [()], seconds)[0] for name in names]
+            return pool.map("time:sleep", [(600 if path == "a.pdf" else 0,) for path, _ in calls], seconds)
 
     with pytest.raises(BadRowsError) as caught:
         stage.run(Reading(Slow(), Options()), given)  # type: ignore[arg-type]

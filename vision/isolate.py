@@ -82,8 +82,8 @@ class Isolated:
     def call(self, target: str, *args: Any, seconds: float) -> Any:
         """What the function at `target` ("module:function") returns for `args`, within `seconds`.
 
-        Raises the function's RowError as it was, and RowError "timeout", "memory", "worker died", or "bug" for
-        any other exception.
+        Raises the function's RowError as it was, and RowError "timeout", "memory", "worker died", or
+        "bug" for any other exception.
         """
         child = self._slots.get()
         healthy = False

@@ -28,7 +28,10 @@ MAX_SIDE = 2400
 """Longer images are scaled down to this before lines are looked for."""
 
 _MIN_FACING = 6  # boxes that must stand beside others before a gap counts as one between columns
-_MIN_FILL = 0.5  # how much of its column's width the middle one of them must fill
+_MIN_FILL = 0.4  # how much of its side's width the middle one of them must fill
+_MIN_SHAPE = 10.0  # how much wider than high it must be: running text has at least some twenty letters a line
+_MIN_PIXELS = 8  # images lower or narrower than this hold no letters
+_MAX_SHAPE = 6  # longer strips are padded: the detector enlarges the short side to 736 pixels
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,9 @@ class Ocr:
 
         Pieces that are recognised with less than `min_confidence` (0 to 1) are left out.
         """
-        found = self.engine(np.ascontiguousarray(image[:, :, ::-1]))
+        if min(image.shape[:2]) < _MIN_PIXELS:
+            return Page(text="", source="ocr")
+        found = self.engine(_padded(image)[:, :, ::-1].copy())
         if found.boxes is None or found.txts is None:
             return Page(text="", source="ocr")
         texts = [" ".join(clean(text).split()) for text in found.txts]
@@ -73,7 +78,10 @@ class Ocr:
 
 
 def reading_order(boxes: NDArray[np.float64]) -> Order:
-    """Rows of boxes [N, 4] (x0, y0, x1, y1, y downwards) in reading order: columns one after another."""
+    """Rows of boxes [N, 4] in reading order, columns one after another.
+
+    Boxes are x0, y0, x1, y1 in pixels, or anything else that measures width and height alike, y downwards.
+    """
     return _order(boxes, list(range(len(boxes))))
 
 
@@ -146,23 +154,27 @@ def _gap(boxes: NDArray[np.float64]) -> float | None:
         return None
     best, gap = _MIN_FACING - 1, None
     for x in np.unique(boxes[:, 2]).tolist():  # a gap begins where some box ends
-        sides = _facing(boxes, x)
-        facing = sum(len(side) for side in sides)
-        if facing > best and all(_running(side) for side in sides):
-            best, gap = facing, x
+        left, right = boxes[boxes[:, 2] <= x], boxes[boxes[:, 0] >= x]
+        beside = (left[:, None, 1] < right[None, :, 3]) & (right[None, :, 1] < left[:, None, 3])
+        facing = left[beside.any(axis=1)], right[beside.any(axis=0)]
+        count = len(facing[0]) + len(facing[1])
+        if count > best and _running(facing[0], left) and _running(facing[1], right):
+            best, gap = count, x
     return gap
 
 
-def _facing(boxes: NDArray[np.float64], x: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Boxes left and right of `x` that have one on the other side at their own height."""
-    left, right = boxes[boxes[:, 2] <= x], boxes[boxes[:, 0] >= x]
-    beside = (left[:, None, 1] < right[None, :, 3]) & (right[None, :, 1] < left[:, None, 3])
-    return left[beside.any(axis=1)], right[beside.any(axis=0)]
-
-
-def _running(side: NDArray[np.float64]) -> bool:
-    """Whether boxes fill their column as lines of running text do."""
-    if 2 * len(side) < _MIN_FACING:
+def _running(facing: NDArray[np.float64], side: NDArray[np.float64]) -> bool:
+    """Whether boxes fill their side of a gap as lines of running text do."""
+    if 2 * len(facing) < _MIN_FACING:
         return False
+    width = np.median(facing[:, 2] - facing[:, 0])
+    height = np.median(facing[:, 3] - facing[:, 1])
     extent = side[:, 2].max() - side[:, 0].min()
-    return bool(np.median(side[:, 2] - side[:, 0]) >= _MIN_FILL * extent)
+    return bool(width >= _MIN_FILL * extent and width >= _MIN_SHAPE * height)
+
+
+def _padded(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """The image with white below or to the right, so that it is no narrow strip; places stay as they are."""
+    height, width = image.shape[:2]
+    below, right = max(0, width // _MAX_SHAPE - height), max(0, height // _MAX_SHAPE - width)
+    return np.pad(image, ((0, below), (0, right), (0, 0)), constant_values=255)
