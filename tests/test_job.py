@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.errors import Failure, IndexMismatchError, RidgewayError
+from pipeline.executor import local_client
+from pipeline.job import Summary, Task, run_job
+from pipeline.machine import Device, Machine
+from pipeline.questions import Question, Questions
+from pipeline.records import read_lines
+from tests.fakes import graph, write
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Any]:
+    with local_client(Machine((Device("cpu:0"),))) as found:
+        yield found
+
+
+def questions(**texts: str) -> Questions:
+    return Questions(tuple(Question(k, v) for k, v in texts.items()))
+
+
+def task(folder: Path, asked: Questions | None = None, **texts: str) -> Task:
+    run = folder / "run"
+    return Task(graph(run), run, run, write(folder / "documents", **texts), asked)
+
+
+def records(run: Path, name: str) -> list[dict[str, Any]]:
+    return list(read_lines(run / name))
+
+
+def test_answers_come_in_the_order_of_the_questions(tmp_path: Path, client: Any) -> None:
+    job = task(tmp_path, questions(z="two", a="one", m="two"), doc="one\ntwo")
+    run_job(job, client=client)
+    assert [(r["id"], r["answer"]) for r in records(job.out, "answers.jsonl")] == [
+        ("z", "page 2"), ("a", "page 1"), ("m", "page 2"),
+    ]  # fmt: skip
+
+
+def test_counts_add_up(tmp_path: Path, client: Any) -> None:
+    job = task(tmp_path, questions(a="one"), good="one two\n\ntorn", empty="\n", bad="x", none="")
+    summary = run_job(
+        replace(job, failures=(Failure(("void",), "crawl", "empty", "no bytes"),)), client=client
+    )
+    assert dict(summary.documents) == {"read": 5, "indexed": 1, "empty": 2, "failed": 2, "unsupported": 0}
+    assert dict(summary.pages) == {"read": 4, "indexed": 1, "empty": 2, "failed": 1}
+    assert summary.chunks == 2
+
+
+def test_each_bad_row_is_listed_once_and_the_exit_code_says_so(tmp_path: Path, client: Any) -> None:
+    job = task(tmp_path, questions(a="one", b="boom", c="one"), good="one\ntorn", bad="x")
+    summary = run_job(job, client=client)
+    found = [
+        (r["document"], r["page"], r["question"], r["category"]) for r in records(job.out, "errors.jsonl")
+    ]
+    assert sorted(found, key=str) == [
+        ("bad.txt", None, None, "unreadable"), ("good.txt", 2, None, "unreadable"), (None, None, "b", "bug"),
+    ]  # fmt: skip
+    assert [r["id"] for r in records(job.out, "answers.jsonl")] == ["a", "c"]
+    assert summary.exit_code == 1
+
+
+def test_an_empty_folder_leaves_every_question_unanswered(tmp_path: Path, client: Any) -> None:
+    job = task(tmp_path, questions(a="one"))
+    summary = run_job(job, client=client)
+    (answer,) = records(job.out, "answers.jsonl")
+    assert (answer["status"], answer["answer"], answer["citations"]) == ("unanswered", None, [])
+    assert answer["reason"]
+    assert summary.exit_code == 0
+
+
+def test_an_index_that_fits_is_used_again(tmp_path: Path, client: Any) -> None:
+    job = task(tmp_path, questions(a="one"), doc="one")
+    run_job(job, client=client)
+    stamp = (job.out / "corpus" / "words.json").stat().st_mtime_ns
+    again = run_job(replace(job, documents=None, questions=questions(b="one")), client=client)
+    assert again.reused
+    assert again.documents == {"read": 1, "indexed": 1, "empty": 0, "failed": 0, "unsupported": 0}
+    assert (job.out / "corpus" / "words.json").stat().st_mtime_ns == stamp
+    assert [r["id"] for r in records(job.out, "answers.jsonl")] == ["b"]
+
+
+def test_another_setting_is_refused_by_name(tmp_path: Path, client: Any) -> None:
+    job = task(tmp_path, questions(a="one"), doc="one")
+    run_job(job, client=client)
+    with pytest.raises(IndexMismatchError, match=r"corpus\.case was 'lower', the pipeline asks for 'upper'"):
+        run_job(replace(job, graph=graph(job.out, "upper")), client=client)
+
+
+def test_changed_documents_are_refused_by_name_and_reindexed_when_asked(tmp_path: Path, client: Any) -> None:
+    job = task(tmp_path, questions(a="new"), doc="one")
+    run_job(job, client=client)
+    changed = replace(job, documents=write(tmp_path / "documents", doc="one\nnew"))
+    with pytest.raises(IndexMismatchError, match=r"1 documents changed \('doc.txt'\)"):
+        run_job(changed, client=client)
+    run_job(replace(changed, reindex=True), client=client)
+    assert records(job.out, "answers.jsonl")[0]["answer"] == "page 2"
+
+
+def test_indexing_alone_answers_nothing(tmp_path: Path, client: Any) -> None:
+    job = task(tmp_path, None, doc="one")
+    summary = run_job(job, client=client)
+    assert (summary.chunks, summary.answered) == (1, 0)
+    assert (job.out / "index.json").is_file()
+
+
+def test_questions_without_documents_or_index_are_refused(tmp_path: Path, client: Any) -> None:
+    job = replace(task(tmp_path, questions(a="one")), documents=None)
+    with pytest.raises(RidgewayError, match=r"no finished index .* --documents"):
+        run_job(job, client=client)
+
+
+def test_a_score_that_is_not_a_number_is_null_with_its_reason(tmp_path: Path, client: Any) -> None:
+    job = task(tmp_path, questions(a="one"), doc="one")
+    run_job(job, client=client)
+    (citation,) = records(job.out, "answers.jsonl")[0]["citations"]
+    assert citation["score"] is None
+    assert citation["score_reason"]
+
+
+def test_the_run_folder_says_what_ran(tmp_path: Path, client: Any) -> None:
+    job = replace(
+        task(tmp_path, questions(a="one"), doc="one"), pipeline="the file", versions={"python": "3"}
+    )
+    summary: Summary = run_job(job, client=client)
+    found = json.loads((job.out / "run.json").read_text())
+    assert found["summary"]["answered"] == summary.answered == 1
+    assert {s["step"] for s in found["stages"]} == {"pages", "texts", "words", "corpus", "answers"}
+    assert (job.out / "pipeline.yaml").read_text() == found["pipeline"] == "the file"
