@@ -31,6 +31,7 @@ _VARIABLE = {"type": "string", "pattern": r"(^|[^$])\$\{[^}]*\}"}
 _ELSEWHERE = {"type": "string", "pattern": r":|\$\{"}
 """A name that is no table's: `module:Name`, or a variable."""
 
+_NAME = {"pattern": "^[A-Za-z_][A-Za-z0-9_]*$"}
 _NOTHING: Schema = {"not": {}}
 _NAMES = {"type": "object", "additionalProperties": {"type": "string"}}
 _SCALARS = {
@@ -49,7 +50,6 @@ def schema(stages: Table) -> Schema:
     Imports the stages' modules: raises what `pipeline.catalogue.catalogue` raises.
     """
     entries = catalogue(stages)
-    nodes = [_ref(f"stage.{e.name}") for e in entries]
     return {
         "$schema": DIALECT,
         "title": "Ridgeway pipeline",
@@ -59,8 +59,8 @@ def schema(stages: Table) -> Schema:
         "additionalProperties": False,
         "$defs": {
             "rows": _rows(),
-            "node": {"oneOf": [*nodes, _ref("elsewhere"), _ref("loop")]},
-            "elsewhere": _elsewhere(entries),
+            "node": _node(entries),
+            "elsewhere": _elsewhere(),
             "loop": _loop(),
             "body": _body(),
             **{f"stage.{e.name}": _stage(e) for e in entries},
@@ -77,12 +77,13 @@ def _graph() -> Schema:
         "inputs": {
             "type": "object",
             "description": "what comes in: name to the type of its rows",
+            "propertyNames": _NAME,
             "additionalProperties": _ref("rows"),
         },
         "stages": {
             "type": "object",
             "description": "the nodes: name to a stage or a loop",
-            "propertyNames": {"pattern": "^[A-Za-z_][A-Za-z0-9_]*$"},
+            "propertyNames": _NAME,
             "additionalProperties": _ref("node"),
         },
         "outputs": {
@@ -106,6 +107,23 @@ def _body() -> Schema:
 def _rows() -> Schema:
     known = [name for name in values.__all__ if name not in ("Rows", "RowId")]
     return {"description": "a type of rows", "anyOf": [{"enum": known}, _ELSEWHERE]}
+
+
+def _node(entries: tuple[Entry, ...]) -> Schema:
+    """A stage or a loop. The stage's name chooses the rules, so that a fault is told of the stage meant."""
+    named = [(_has("stage", {"const": e.name}), f"stage.{e.name}") for e in entries]
+    others = [(_has("stage", _ELSEWHERE), "elsewhere"), (_has("loop", {}), "loop")]
+    return {
+        "type": "object",
+        "description": "a stage, or a loop",
+        "properties": {"stage": {"anyOf": [{"enum": [e.name for e in entries]}, _ELSEWHERE]}},
+        "oneOf": [{"required": ["stage"]}, {"required": ["loop"]}],
+        "allOf": [{"if": rule, "then": _ref(name)} for rule, name in (*named, *others)],
+    }
+
+
+def _has(key: str, rule: Schema) -> Schema:
+    return {"properties": {key: rule}, "required": [key]}
 
 
 def _stage(entry: Entry) -> Schema:
@@ -181,7 +199,7 @@ def _default(value: Any) -> tuple[bool, Any]:
     return value is None or isinstance(value, bool | int), value
 
 
-def _elsewhere(entries: tuple[Entry, ...]) -> Schema:
+def _elsewhere() -> Schema:
     """A stage of the user's own, whose ports and parameters are not known here."""
     return {
         "type": "object",
@@ -208,7 +226,6 @@ def _loop() -> Schema:
                 "anyOf": [{"type": "integer", "minimum": 1}, _VARIABLE],
                 "description": "rounds after which every row leaves",
             },
-            "stage": False,
             "device": {"type": "null"},
             "batch": {"type": "null"},
         },

@@ -67,9 +67,10 @@ class Cite:
 
     `encoder` and `dtype`: name the same as for Embed, and the weights are shared. `minimum`: support below
     which an answer is not believed, 0 to 1; support is the mean of the nearest sentence's cosine with the
-    question and the best passage's share of the question's words. Of questions whose passages were taken
-    away, 0.45 refuses between a fifth (HotpotQA, whose distractors are near) and nine tenths (XQuAD);
-    of answerable ones 2 in 100. 0 believes everything. `most`: citations of an unmarked answer, at most.
+    question and the best passage's share of the question's words, and 0 where no passage has a word of the
+    answer. Of questions whose passages were taken away, 0.45 refuses 17 in 100 on HotpotQA, whose
+    distractors are near, 62 on XQuAD without the paragraph, 95 without the article; of questions whose
+    passages are there, 0 to 3 in 100. 0 believes everything. `most`: citations of an unmarked answer, at most.
     """
 
     encoder: str = "all-MiniLM-L6-v2"

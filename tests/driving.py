@@ -5,13 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from pipeline.apply import Fault, apply, assemble, fault
-from pipeline.events import Done, Emit, Event, Fail, Failed, Free, Key, Meta, Start, Submit, describe
+from pipeline.events import (
+    Done,
+    Emit,
+    Event,
+    Fail,
+    Failed,
+    Free,
+    Instruction,
+    Key,
+    Meta,
+    Start,
+    Submit,
+    describe,
+)
 from pipeline.graph import Graph
 from pipeline.local import Outcome, Result
 from pipeline.machine import Device, Machine
 from pipeline.plan import place
 from pipeline.program import flatten
-from pipeline.scheduler import Scheduler
+from pipeline.scheduler import QUEUED, Scheduler
 from pipeline.stage import open_stage
 from pipeline.values import Rows
 
@@ -19,17 +32,22 @@ LANES = Machine((Device("cpu:0"), Device("cpu:1")))
 
 
 class Driver:
-    """Obeys a Scheduler, and checks what any executor relies on: values exist when read, and are freed."""
+    """Obeys a Scheduler, and checks what any executor relies on: values exist when read, and are freed.
+
+    `log`: events and instructions in order; `sizes`: step and rows of each task.
+    """
 
     def __init__(
         self, graph: Graph, window: int = 1 << 30, ordered: bool = True, machine: Machine = LANES
     ) -> None:
         self.program = flatten(graph)
         self.steps = {s.name: s for s in self.program.steps}
-        self.scheduler = Scheduler(self.program, place(self.program, machine, window), ordered)
+        self.plan = place(self.program, machine, window)
+        self.scheduler = Scheduler(self.program, self.plan, ordered)
         self.values: dict[Key, Rows] = {}
         self.waiting: list[Submit] = []
         self.sizes: list[tuple[str, int]] = []
+        self.log: list[Event | Instruction] = []
         self.outcome = Outcome((), ())
         self.graph = graph
 
@@ -47,16 +65,25 @@ class Driver:
         return self.outcome
 
     def tell(self, event: Event) -> None:
+        self.log.append(event)
         for said in self.scheduler.handle(event):
+            self.log.append(said)
             if isinstance(said, Submit):
                 self.sizes.append((said.step, len(said.owed)))
                 self.waiting.append(said)
+                self.check(said)
             elif isinstance(said, Free):
                 del self.values[said.key]
             elif isinstance(said, Fail):
                 self.outcome = Outcome(self.outcome.results, (*self.outcome.failures, said.failure))
             else:
                 self.emit(said)
+
+    def check(self, task: Submit) -> None:
+        placement = self.plan.placements[task.step]
+        assert task.device in placement.devices
+        assert 0 < len(task.owed) == len(set(task.owed)) <= placement.batch
+        assert sum(w.device == task.device for w in self.waiting) <= QUEUED
 
     def work(self, task: Submit) -> Event:
         stage = self.steps[task.step].stage

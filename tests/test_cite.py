@@ -35,7 +35,8 @@ class Bag:
         for row, text in zip(made, texts, strict=True):
             for word in re.findall(r"\w+", text.lower()):
                 row[self.axes.setdefault(word, len(self.axes))] = 1
-        return made / np.maximum(np.linalg.norm(made, axis=1, keepdims=True), 1e-9)
+        made /= np.maximum(np.linalg.norm(made, axis=1, keepdims=True), 1e-9)
+        return made
 
 
 def cite(

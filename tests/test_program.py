@@ -24,8 +24,13 @@ def step(made: Program, name: str) -> Any:
 
 
 def test_a_fan_lengthens_ids_and_a_gathering_stage_cuts_them() -> None:
-    made = program(node("fan", Fan(), a="docs"), node("each", Total(1), a="fan"), node("all_", Total(0), a="fan"),
-                   each="each", all_="all_")  # fmt: skip
+    made = program(
+        node("fan", Fan(), a="docs"),
+        node("each", Total(1), a="fan"),
+        node("all_", Total(0), a="fan"),
+        each="each",
+        all_="all_",
+    )
     assert {k: made.depths[k] for k in ("docs", "fan", "each", "all_")} == {
         "docs": 1, "fan": 2, "each": 1, "all_": 0,
     }  # fmt: skip
@@ -105,8 +110,11 @@ def test_a_loop_with_one_output_is_called_by_its_name() -> None:
 
 
 def test_a_row_from_outside_is_the_same_in_every_round() -> None:
-    made = program(node("k", Plus(), a="docs"), node("turn", loop(node("j", Join(), a="n", b="k")), n="docs", k="k"),
-                   out="turn.next")  # fmt: skip
+    made = program(
+        node("k", Plus(), a="docs"),
+        node("turn", loop(node("j", Join(), a="n", b="k")), n="docs", k="k"),
+        out="turn.next",
+    )
     assert step(made, "turn/j").edges == (Edge("a", "turn/n", 1, 1), Edge("b", "k", 1, 0))
 
 
@@ -128,14 +136,19 @@ def test_gathering_across_the_rows_of_a_loop_is_refused() -> None:
 
 def test_a_node_that_is_the_same_in_every_round_belongs_before_the_loop() -> None:
     with pytest.raises(GraphError, match="node 'turn/p' is the same in every round: put it before the loop"):
-        program(node("turn", loop(node("p", Plus(), a="k"), node("j", Join(), a="n", b="p")), n="docs", k="docs"),
-                out="turn.next")  # fmt: skip
+        program(
+            node("turn", loop(node("p", Plus(), a="k"), node("j", Join(), a="n", b="p")), n="docs", k="docs"),
+            out="turn.next",
+        )
 
 
 def test_what_is_carried_has_the_rows_of_the_loop() -> None:
     with pytest.raises(GraphError, match="carried 'n' is per docs, the loop per docs / fan"):
-        program(node("fan", Fan(), a="docs"), node("turn", loop(node("j", Join(), a="n", b="k")), n="docs", k="fan"),
-                out="turn.next")  # fmt: skip
+        program(
+            node("fan", Fan(), a="docs"),
+            node("turn", loop(node("j", Join(), a="n", b="k")), n="docs", k="fan"),
+            out="turn.next",
+        )
 
 
 def test_loops_nest() -> None:

