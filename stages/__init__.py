@@ -9,6 +9,7 @@ STAGES: Table = {
     "Decide": "stages.steps:Decide",
     "Embed": "stages.embed:Embed",
     "EmbedQueries": "stages.embed:EmbedQueries",
+    "EndSteps": "stages.steps:EndSteps",
     "Fetch": "stages.fetch:Fetch",
     "Fuse": "stages.search:Fuse",
     "Generate": "stages.generate:Generate",

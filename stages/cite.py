@@ -70,7 +70,8 @@ class Cite:
     question and the best passage's share of the question's words, and 0 where no passage has a word of the
     answer. Of questions whose passages were taken away, 0.45 refuses 17 in 100 on HotpotQA, whose
     distractors are near, 62 on XQuAD without the paragraph, 95 without the article; of questions whose
-    passages are there, 0 to 3 in 100. 0 believes everything. `most`: citations of an unmarked answer, at most.
+    passages are there, 0 to 3 in 100. 0 believes everything.
+    `most`: citations of an answer without marks, at most.
     """
 
     encoder: str = "all-MiniLM-L6-v2"

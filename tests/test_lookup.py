@@ -36,5 +36,5 @@ def test_a_path_that_leads_nowhere_raises_as_python_does(path: str, error: type[
 def test_a_table_is_asked_by_name_and_answers_with_the_near_miss() -> None:
     table = {"load": "pipeline.lookup:load"}
     assert find("load", table, "thing") is load
-    with pytest.raises(LookupError, match="no thing named 'laod'; did you mean 'load'?"):
+    with pytest.raises(LookupError, match=r"no thing named .laod.; did you mean .load.\?"):
         find("laod", table, "thing")

@@ -130,12 +130,12 @@ def test_a_fan_that_leaves_a_loop_is_refused() -> None:
 
 
 def test_gathering_across_the_rows_of_a_loop_is_refused() -> None:
-    with pytest.raises(GraphError, match="gathers across the rows of loop 'turn'.*gather after the loop"):
+    with pytest.raises(GraphError, match=r"gathers across the rows of loop 'turn'.*gather after the loop"):
         program(node("turn", loop(node("all_", Total(0), a="n")), n="docs"), out="turn.next")
 
 
 def test_a_node_that_is_the_same_in_every_round_belongs_before_the_loop() -> None:
-    with pytest.raises(GraphError, match="node 'turn/p' is the same in every round: put it before the loop"):
+    with pytest.raises(GraphError, match=r"node 'turn/p' is the same in every round: put it before the loop"):
         program(
             node("turn", loop(node("p", Plus(), a="k"), node("j", Join(), a="n", b="p")), n="docs", k="docs"),
             out="turn.next",
@@ -143,7 +143,7 @@ def test_a_node_that_is_the_same_in_every_round_belongs_before_the_loop() -> Non
 
 
 def test_what_is_carried_has_the_rows_of_the_loop() -> None:
-    with pytest.raises(GraphError, match="carried 'n' is per docs, the loop per docs / fan"):
+    with pytest.raises(GraphError, match=r"carried 'n' is per docs, the loop per docs / fan"):
         program(
             node("fan", Fan(), a="docs"),
             node("turn", loop(node("j", Join(), a="n", b="k")), n="docs", k="fan"),
