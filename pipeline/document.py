@@ -8,7 +8,7 @@ typed here, by the core schema of YAML 1.2 (section 10.3.2): `no` and `2024-01-0
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,10 +44,30 @@ class Document:
 def parse(text: str, name: str, variables: Mapping[str, str], settings: tuple[str, ...] = ()) -> Document:
     """The document in `text`; `settings` are `a.b.c=value`, applied on top. Raises ConfigError."""
     reader = _Reader(name, variables)
-    data = reader.read(text, name)
+    data = reader.read(text)
     for setting in settings:
-        reader.override(data, setting)
+        written = _override(data, setting, name, variables)
+        reader.origins |= dict.fromkeys(written, f"--set {setting}")
     return Document(name, data, reader.origins)
+
+
+def _override(data: Any, setting: str, name: str, variables: Mapping[str, str]) -> Iterable[Path]:
+    """Apply a setting to `data`; returns the paths that it wrote."""
+    key, eq, text = setting.partition("=")
+    path = tuple(key.split("."))
+    if not eq or not all(path):
+        raise ConfigError(f"--set {setting}: expected key=value, such as stages.search.k=12")
+    at = data
+    for i, part in enumerate(path[:-1]):
+        if not isinstance(at, dict) or part not in at:
+            miss = near_miss(part, at if isinstance(at, dict) else ())
+            raise ConfigError(f"--set {setting}: no {'.'.join(path[: i + 1])!r} in {name}{miss}")
+        at = at[part]
+    if not isinstance(at, dict):
+        raise ConfigError(f"--set {setting}: {'.'.join(path[:-1])!r} holds no keys in {name}")
+    reader = _Reader(f"--set {setting}", variables)
+    at[path[-1]] = reader.read(text, path)
+    return [path, *(p for p in reader.origins if p)]
 
 
 def escape(text: str) -> str:
@@ -59,16 +79,17 @@ class _Reader:
     def __init__(self, name: str, variables: Mapping[str, str]) -> None:
         from ruamel.yaml import YAML
 
-        self.yaml = YAML(typ="rt")
+        self.yaml = YAML(typ="safe", pure=True)
         self.name = name
         self.variables = variables
         self.origins: dict[Path, str] = {(): f"{name}:1"}
         self.count = 0
 
-    def read(self, text: str, name: str, path: Path = ()) -> Any:
+    def read(self, text: str, path: Path = ()) -> Any:
         from ruamel.yaml.error import MarkedYAMLError
         from ruamel.yaml.reader import ReaderError
 
+        name = self.name
         try:
             node = self.yaml.compose(text)
         except MarkedYAMLError as error:
@@ -81,23 +102,6 @@ class _Reader:
         except RecursionError:
             raise ConfigError(f"{name}: nested deeper than {MAX_DEPTH} levels: not a pipeline") from None
         return self._value(node, path) if node is not None else None
-
-    def override(self, data: Any, setting: str) -> None:
-        key, eq, text = setting.partition("=")
-        path = tuple(key.split("."))
-        if not eq or not all(path):
-            raise ConfigError(f"--set {setting}: expected key=value, such as stages.search.k=12")
-        at = data
-        for i, part in enumerate(path[:-1]):
-            if not isinstance(at, dict) or part not in at:
-                miss = near_miss(part, at if isinstance(at, dict) else ())
-                raise ConfigError(f"--set {setting}: no {'.'.join(path[: i + 1])!r} in {self.name}{miss}")
-            at = at[part]
-        if not isinstance(at, dict):
-            raise ConfigError(f"--set {setting}: {'.'.join(path[:-1])!r} holds no keys in {self.name}")
-        at[path[-1]] = self.read(text, f"--set {setting}", path)
-        self.origins |= {p: f"--set {setting}" for p in self.origins if p[: len(path)] == path}
-        self.origins[path] = f"--set {setting}"
 
     def _value(self, node: Any, path: Path) -> Any:
         self.count += 1

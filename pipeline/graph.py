@@ -37,7 +37,7 @@ class Loop:
     def __post_init__(self) -> None:
         if self.max_rounds < 1:
             raise GraphError(f"max_rounds must be 1 or more, found {self.max_rounds!r}", "max_rounds")
-        taken = {*NODE_KEYS, "carry", "until", "max_rounds"} & set(self.body.inputs)
+        taken = {*NODE_KEYS, "name", "carry", "until", "max_rounds"} & set(self.body.inputs)
         if taken:
             raise GraphError(
                 f"inputs {sorted(taken)} are words of the loop itself; rename them", "loop", "inputs"

@@ -6,13 +6,14 @@ Probes for `pipeline.doctor`, as in `pipeline.probes`. Nothing is measured here,
 
 from __future__ import annotations
 
+import importlib
 import os
 import platform
 import re
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pipeline.machine import cores
 from pipeline.probes import Check, gib
@@ -47,7 +48,7 @@ def _field(names: str, text: str) -> str:
 
 
 def quota(path: Path = Path("/sys/fs/cgroup/cpu.max"), count: int | None = None) -> Iterator[Check]:
-    """A container's share of processor time, where it is less than the cores that it shows."""
+    """A container's share of processor time, where it is less than the cores that it shows (cgroup v2)."""
     count = cores() if count is None else count
     share, _, period = (path.read_text(encoding="utf-8") if path.is_file() else "max 1").partition(" ")
     if share != "max" and int(share) / int(period) < count:
@@ -62,10 +63,7 @@ def cuda(
     driver: Path = Path("/proc/driver/nvidia/gpus"),
 ) -> Iterator[Check]:
     """A row for each CUDA device, after computing on it; or one that says why there is none."""
-    if torch is None:
-        import torch as torch_module
-
-        torch = torch_module
+    torch = torch or importlib.import_module("torch")
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         available = torch.cuda.is_available()
@@ -80,7 +78,7 @@ def cuda(
 
 def _none(torch: Any, visible: str | None, present: bool, told: list[str]) -> Check:
     """Why torch has no CUDA device: that is well where the machine has none (`present`)."""
-    status = "warn" if present else "ok"
+    status: Literal["ok", "warn"] = "warn" if present else "ok"
     if visible is not None and visible.strip() in _HIDDEN:
         return Check(
             "cuda", status, f"hidden: CUDA_VISIBLE_DEVICES={visible!r}", "unset it" if present else ""

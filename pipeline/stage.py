@@ -40,7 +40,7 @@ from pipeline.machine import Device
 from pipeline.values import Rows
 
 DEFAULT_BATCH = 64
-NODE_KEYS = ("stage", "loop", "device", "batch", "name")
+NODE_KEYS = ("stage", "loop", "device", "batch")
 """What a node says about itself, in Python or in a file; no port or parameter may be called so."""
 
 
@@ -85,7 +85,7 @@ def _ports(stage: Any) -> Ports:
         hint = hints.get(port)
         if not (isinstance(hint, type) and issubclass(hint, Rows)):
             raise GraphError(f"stage {name}.run: {port!r} must be annotated with a Rows type, found {hint!r}")
-    taken = {*names, *(f.name for f in fields(stage))} & set(NODE_KEYS)
+    taken = {*names, *(f.name for f in fields(stage))} & set(NODE_KEYS) | {"name"} & set(names)
     if taken:
         raise GraphError(f"stage {name}: {sorted(taken)} are words of the node itself; rename them")
     clash = set(names) & {f.name for f in fields(stage)}

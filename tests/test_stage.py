@@ -72,10 +72,18 @@ def test_a_parameter_and_a_port_of_one_name_are_refused() -> None:
         ports(frozen(__annotations__={"a": "int"}))
 
 
-@pytest.mark.parametrize("name", ["stage", "loop", "device", "batch", "name"])
+@pytest.mark.parametrize("name", ["stage", "loop", "device", "batch"])
 def test_words_of_the_node_are_no_parameters(name: str) -> None:
     with pytest.raises(GraphError, match=rf"\['{name}'\] are words of the node itself"):
         ports(frozen(__annotations__={name: "int"}))
+
+
+def test_a_port_that_node_could_not_connect_is_refused() -> None:
+    def run(self: Any, state: Any, name: Numbers) -> Numbers:
+        return name
+
+    with pytest.raises(GraphError, match=r"\['name'\] are words of the node itself"):
+        ports(frozen(run=run))
 
 
 # state
