@@ -1,4 +1,4 @@
-"""What stages there are, read from their classes: for `ridgeway stages`, and for the schema of pipeline files.
+"""What stages there are, read from their classes: for `ridgeway stages` and the schema of pipeline files.
 
 The signature is the documentation: ports, parameters, types and defaults come from the class, the words
 from its docstring. Nothing is declared twice, so nothing here can be out of date. Stages are imported,

@@ -159,6 +159,8 @@ def draw(
 @app.command()
 def stages(as_json: Json = False) -> None:
     """List the stages with their ports and parameters."""
+    from rich.markup import escape
+
     from pipeline.catalogue import catalogue
     from stages import STAGES
 
@@ -166,7 +168,7 @@ def stages(as_json: Json = False) -> None:
     if as_json:
         print_json([e.as_dict() for e in entries])
     else:
-        rows = [(e.name, e.summary, e.ports(), e.settings()) for e in entries]
+        rows = [[escape(t) for t in (e.name, e.summary, e.ports(), e.settings())] for e in entries]
         table(console(), ("stage", "what it does", "ports", "parameters"), rows, lines=True)
 
 
@@ -182,13 +184,16 @@ def schema() -> None:
 @app.command()
 def doctor(as_json: Json = False) -> None:
     """Look at versions, devices, models, memory and disk, and say what to do."""
+    from rich.markup import escape
+
     from pipeline.doctor import examine
 
     found = examine()
     if as_json:
         print_json(found.as_dict())
     else:
-        table(console(), ("check", "status", "found", "what to do"), found.rows())
+        rows = [[escape(text) for text in row] for row in found.rows()]
+        table(console(), ("check", "status", "found", "what to do"), rows)
     raise typer.Exit(found.exit_code)
 
 
@@ -216,12 +221,23 @@ def main() -> None:
     for name in ("HF_HUB_DISABLE_PROGRESS_BARS", "HF_HUB_DISABLE_TELEMETRY"):
         os.environ.setdefault(name, "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _stop)
     try:
         app()
     except RidgewayError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+
+
+def _stop(number: int, frame: Any) -> None:
+    """End at once: threads in native code cannot be interrupted, and child processes end with this one.
+
+    Nothing is lost that was finished: answers and errors are flushed line by line, indexes move in whole.
+    """
+    cursor = "\x1b[?25h" if sys.stderr.isatty() else ""
+    print(f"{cursor}stopped; what was finished is in the run folder", file=sys.stderr, flush=True)
+    os._exit(130)
 
 
 def _load(file: Path, run_folder: Path, settings: list[str], allow: list[str]) -> Graph:
@@ -260,16 +276,12 @@ def _task(graph: Graph, out: Path, index: Path, documents: list[str], asked: Any
 
 
 def _job(task: Task, scheduler: str, quiet: bool) -> Summary:
-    """Do the job, showing progress; a stop from outside leaves what was written, and no process."""
+    """Do the job, showing progress."""
     from pipeline.job import run_job
 
-    try:
-        with contextlib.ExitStack() as stack:
-            client = stack.enter_context(_client(scheduler)) if scheduler else None
-            return run_job(task, stack.enter_context(progress(console(), quiet)), client)
-    except KeyboardInterrupt:
-        print(f"stopped; what was finished is in {task.out}", file=sys.stderr, flush=True)
-        os._exit(130)  # threads in native code cannot be interrupted; child processes end with this one
+    with contextlib.ExitStack() as stack:
+        client = stack.enter_context(_client(scheduler)) if scheduler else None
+        return run_job(task, stack.enter_context(progress(console(), quiet)), client)
 
 
 def _client(scheduler: str) -> Any:
@@ -279,3 +291,7 @@ def _client(scheduler: str) -> Any:
         return Client(scheduler, timeout="10s", set_as_default=False)
     except (OSError, ValueError) as error:
         raise RidgewayError(f"no Dask scheduler answers at {scheduler!r}: {error}") from None
+
+
+if __name__ == "__main__":
+    main()

@@ -21,6 +21,7 @@ MAX_NODES = 100_000
 MAX_DEPTH = 100
 """Deeper than this is no pipeline either, nor is an alias that holds itself."""
 
+_BRACES = "; a plain ${...} cannot stand between { and }: give the key a line of its own, or quote a text"
 _VARIABLE = re.compile(r"\$(\$)?\{([^}]*)\}")
 
 
@@ -94,7 +95,8 @@ class _Reader:
             node = self.yaml.compose(text)
         except MarkedYAMLError as error:
             line = error.problem_mark.line + 1 if error.problem_mark else 1
-            raise ConfigError(f"{name}:{line}: not valid YAML: {error.problem}") from None
+            hint = _BRACES if "${" in "".join(text.splitlines()[line - 1 : line]) else ""
+            raise ConfigError(f"{name}:{line}: not valid YAML: {error.problem}{hint}") from None
         except ReaderError as error:
             line = text.count("\n", 0, error.position) + 1
             problem = str(error).splitlines()[0]
@@ -120,19 +122,15 @@ class _Reader:
     def _mapping(self, node: Any, path: Path) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for key_node, value_node in node.value:
-            line = key_node.start_mark.line + 1
-            if not isinstance(key_node.value, str):
-                raise ConfigError(f"{self.name}:{line}: {'.'.join(path)}: a key must be a text")
             key = key_node.value
+            if not isinstance(key, str):
+                raise self._error(key_node, path, "a key must be a text")
             at = (*path, key)
             self._refuse_tag(key_node, at)
             if key in found:
                 first = self.origins[at].rpartition(":")[2]
-                raise ConfigError(
-                    f"{self.name}:{line}: {'.'.join(at)}: this key stands twice, first in line {first}; "
-                    f"remove one"
-                )
-            self.origins[at] = f"{self.name}:{line}"
+                raise self._error(key_node, at, f"this key stands twice, first in line {first}; remove one")
+            self.origins[at] = f"{self.name}:{key_node.start_mark.line + 1}"
             found[key] = self._value(value_node, at)
         return found
 
@@ -142,12 +140,14 @@ class _Reader:
 
     def _refuse_tag(self, node: Any, path: Path) -> None:
         """Raise if the file gives the node a tag: the composer's own are those that it finds by itself."""
-        implicit = (
-            (node.style is None, node.style is not None) if type(node).__name__ == "ScalarNode" else True
-        )
+        plain = getattr(node, "style", None) is None
+        implicit = (plain, not plain) if type(node).__name__ == "ScalarNode" else True
         if str(node.tag) != str(self.yaml.resolver.resolve(type(node), node.value, implicit)):
-            where = f"{self.name}:{node.start_mark.line + 1}: {'.'.join(path)}"
-            raise ConfigError(f"{where}: the tag {str(node.tag)!r} is not allowed here; quote what is a text")
+            raise self._error(node, path, f"the tag {str(node.tag)!r} is not allowed; quote what is a text")
+
+    def _error(self, node: Any, path: Path, message: str) -> ConfigError:
+        key = f"{'.'.join(path)}: " if path else ""
+        return ConfigError(f"{self.name}:{node.start_mark.line + 1}: {key}{message}")
 
     def _replace(self, text: str, path: Path) -> str:
         def value(match: re.Match[str]) -> str:

@@ -59,8 +59,15 @@ def _parameters(stage: Any) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Path | str):
-        return escape(str(value))
+        return _text(escape(str(value)))
     return [_plain(v) for v in value] if isinstance(value, tuple) else value
+
+
+def _text(text: str) -> str:
+    """Quoted where a character could not stand as it is, such as a line end that YAML folds."""
+    from ruamel.yaml.scalarstring import DoubleQuotedScalarString
+
+    return text if text.isprintable() else DoubleQuotedScalarString(text)
 
 
 def _kind_name(kind: type[Rows]) -> str:

@@ -56,11 +56,11 @@ def _work(order: Order, *values: Made | Rows) -> Made:
 
 
 @contextmanager
-def local_client(machine: Machine, dashboard: bool = False) -> Iterator[Client]:
+def local_client(machine: Machine) -> Iterator[Client]:
     """A client whose workers are threads of this process, one named after each device of `machine`."""
-    options = {"protocol": "inproc://", "dashboard": dashboard, "dashboard_address": "127.0.0.1:0"}
+    http = {"dashboard": False, "dashboard_address": "127.0.0.1:0"}
     workers = {
-        d.name: {"cls": Worker, "options": {"nthreads": 1, "memory_limit": 0, "dashboard": False}}
+        d.name: {"cls": Worker, "options": {"nthreads": 1, "memory_limit": 0, **http}}
         for d in machine.devices
     }
     settings = {"distributed.comm.compression": None, "distributed.admin.event-loop-monitor-interval": "10s"}
@@ -68,7 +68,7 @@ def local_client(machine: Machine, dashboard: bool = False) -> Iterator[Client]:
         warnings.simplefilter("ignore")
         cluster = SpecCluster(
             workers=workers,
-            scheduler={"cls": DaskScheduler, "options": options},
+            scheduler={"cls": DaskScheduler, "options": {"protocol": "inproc://", **http}},
             silence_logs=logging.ERROR,
         )
         with cluster, Client(cluster, set_as_default=False) as client:
@@ -164,6 +164,7 @@ class _Obey:
         self._futures: dict[Key, Any] = {}
         self._values: dict[Key, Rows] = {}
         self._tasks: dict[Any, Submit] = {}
+        self._told: dict[Any, Any] = {}
         self._completed = as_completed([], loop=client.loop, with_results=True, raise_errors=False)
         self._started = time.monotonic()
         self._name = next(_runs)
@@ -175,11 +176,12 @@ class _Obey:
                 self._futures[name] = self._client.scatter(rows, hash=False)
             yield from self._tell(Start(tuple((name, describe(rows)) for name, rows in sources.items())))
             for future, result in self._completed:
+                del self._told[future.key]
                 yield from self._tell(self._event(self._tasks.pop(future.key), result))
                 self._run._listen(self._run)
             assert self._scheduler.finished, "nothing runs and inputs are left"
         finally:
-            self._client.cancel([*self._futures.values(), *self._tasks], force=True)
+            self._client.cancel([*self._futures.values(), *self._told.values()])
 
     def _event(self, task: Submit, result: Report | tuple[Any, ...]) -> Event:
         """What became of a task."""
@@ -220,6 +222,7 @@ class _Obey:
         told = self._client.submit(report, made, key=f"report-{name}", workers=where, pure=False)
         self._futures[task.task] = made
         self._tasks[told.key] = task
+        self._told[told.key] = told
         self._completed.add(told)
 
     def _emit(self, said: Emit) -> Result:

@@ -155,8 +155,10 @@ class Graph:
 
     def _resolve(self, ref: str, where: str, *at: str) -> type[Rows]:
         base = self._known(ref, where, *at)
-        if base in self.inputs:
+        if base in self.inputs and base == ref:
             return self.inputs[base]
+        if base in self.inputs or ref.endswith("."):
+            raise GraphError(f"{where}: no node or input {ref!r}; did you mean {base!r}?", *at)
         found = node_outputs(self[base].stage)
         port = ref.partition(".")[2] or (next(iter(found)) if len(found) == 1 else "")
         if port not in found:

@@ -23,11 +23,11 @@ DEFAULT = """\
 [{{ p.number }}] {{ p.text }}
 
 {% endfor %}
-Question: {{ question }}
-Answer briefly from the passages above only, and cite the passage, like [1]. \
-If they do not say, answer "not in the documents".
+From the passages above only, answer in a few words and cite the passage, like [1]; if they do not say, \
+answer "not in the documents".
+{{ question }}
 """
-"""The template that is used where none is given."""
+"""The template that is used where none is given: small models do best with the bare question at the end."""
 
 _FIELDS = ("question", "passages")
 _FILES = (".j2", ".jinja")

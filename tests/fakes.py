@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -158,3 +159,30 @@ def write(folder: Path, **texts: str) -> Documents:
         (folder / f"{name}.txt").write_text(text)
     names = sorted(texts)
     return Documents(tuple((f"{n}.txt",) for n in names), tuple(str(folder / f"{n}.txt") for n in names))
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Answers like `Reply`, but a question `wait` never ends; says on disk that it has begun."""
+
+    mark: Path
+
+    def run(self, state: Any, queries: Queries, corpus: Corpora) -> Answers:
+        if "wait" in queries.texts:
+            self.mark.touch()
+            threading.Event().wait()
+        return Reply().run(state, queries, corpus)
+
+
+PIPELINE = """
+ridgeway: 1
+inputs: {documents: Documents, questions: Queries}
+stages:
+  pages: {stage: "tests.fakes:Lines", documents: documents}
+  texts: {stage: "tests.fakes:Read", pages: pages}
+  words: {stage: "tests.fakes:Words", texts: texts}
+  corpus: {stage: "tests.fakes:Shelve", chunks: words, path: "${RUN}/corpus"}
+  answers: {stage: "tests.fakes:Reply", queries: questions, corpus: corpus, batch: 1}
+outputs: {answers: answers}
+"""
+"""`graph` as a pipeline file."""

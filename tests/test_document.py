@@ -90,7 +90,7 @@ def test_a_key_that_stands_twice_is_told_with_both_lines() -> None:
         ("a: 1\n--- \nb: 2", "f.yaml:2: not valid YAML: but found another document"),
         ("a: *x", "f.yaml:1: not valid YAML: found undefined alias"),
         ("a: 1\nb: \x00", "f.yaml:2: not valid YAML: unacceptable character #x0000"),
-        ("? [a]\n: b", "f.yaml:1: : a key must be a text"),
+        ("? [a]\n: b", "f.yaml:1: a key must be a text"),
     ],
 )
 def test_what_is_no_yaml_is_told_with_its_line(text: str, message: str) -> None:

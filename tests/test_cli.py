@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from pipeline import cli
+from pipeline.records import read_lines
+from tests.fakes import PIPELINE, write
+
+ROOT = Path(__file__).parent.parent
+ALLOW = ("--allow", "tests.fakes")
+
+Call = Callable[..., int]
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch) -> Call:
+    """Run the command line here, from the project's root; returns the exit code."""
+
+    def run(*words: str | Path) -> int:
+        monkeypatch.chdir(ROOT)
+        monkeypatch.setattr(sys, "argv", ["ridgeway", *map(str, words)])
+        old = [(number, signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM)]
+        try:
+            cli.main()
+        except SystemExit as end:
+            return int(end.code or 0)
+        finally:
+            for number, handler in old:
+                signal.signal(number, handler)
+        return 0
+
+    return run
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A folder with a pipeline, documents and questions; the run folder will be `run`."""
+    (tmp_path / "pipeline.yaml").write_text(PIPELINE)
+    write(tmp_path / "documents", doc="one\ntwo")
+    (tmp_path / "questions.txt").write_text("two\none\n")
+    return tmp_path
+
+
+def words(place: Path, *more: str | Path) -> tuple[str | Path, ...]:
+    return (
+        "run", place / "pipeline.yaml", "-d", place / "documents", "--questions", place / "questions.txt",
+        "--out", place / "run", *ALLOW, *more,
+    )  # fmt: skip
+
+
+def answers(place: Path) -> list[Any]:
+    return [r["answer"] for r in read_lines(place / "run" / "answers.jsonl")]
+
+
+def test_a_run_answers_in_order_and_shows_a_table(
+    call: Call, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(*words(place)) == 0
+    assert answers(place) == ["page 2", "page 1"]
+    said = capsys.readouterr().out
+    assert "doc.txt, page 2" in said
+    assert "documents: 1 read = 1 indexed + 0 empty + 0 failed" in said
+
+
+def test_some_failed_rows_give_exit_code_1(
+    call: Call, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(place / "documents", bad="x")
+    assert call(*words(place)) == 1
+    assert "unreadable: bad.txt: cannot be read" in capsys.readouterr().out
+    assert answers(place) == ["page 2", "page 1"]
+
+
+def test_json_is_one_strict_document(call: Call, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(*words(place, "--json")) == 0
+    assert json.loads(capsys.readouterr().out)["answered"] == 2
+
+
+def test_quiet_says_nothing_where_nothing_went_wrong(
+    call: Call, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(*words(place, "-q")) == 0
+    assert capsys.readouterr() == ("", "")
+
+
+def test_parquet_holds_the_same_answers(call: Call, place: Path) -> None:
+    import pyarrow.parquet
+
+    assert call(*words(place, "--parquet", "-q")) == 0
+    table = pyarrow.parquet.read_table(place / "run" / "answers.parquet")
+    assert table.column("answer").to_pylist() == answers(place)
+
+
+def test_index_then_ask(call: Call, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = ("index", place / "pipeline.yaml", "-d", place / "documents", "--out", place / "run", *ALLOW)
+    assert call(*made) == 0
+    assert "2 chunks indexed" in capsys.readouterr().out
+    assert call("ask", "two", "--index", place / "run", *ALLOW, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["citations"][0]["page"] == 2
+
+
+def test_questions_can_be_asked_of_an_index_elsewhere(call: Call, place: Path) -> None:
+    call("index", place / "pipeline.yaml", "-d", place / "documents", "--out", place / "index", *ALLOW, "-q")
+    (place / "documents" / "doc.txt").unlink()
+    asked = ("--questions", place / "questions.txt", "--index", place / "index", "--out", place / "run")
+    assert call("run", place / "pipeline.yaml", *asked, *ALLOW, "-q") == 0
+    assert answers(place) == ["page 2", "page 1"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("--set", "stages.answers.batsh=2"), "did you mean 'batch'?"),
+        (("--set", "stages.answers.device=cuda:9"), "no device 'cuda:9' on this machine"),
+        (("--questions", "nowhere.txt"), "nowhere.txt"),
+        (("-d", "no-such-folder"), "no-such-folder"),
+        (("--scheduler", "nonsense"), "no Dask scheduler answers at 'nonsense'"),
+    ],
+)
+def test_mistakes_of_the_user_end_with_2_and_one_line(
+    call: Call, place: Path, capsys: pytest.CaptureFixture[str], change: tuple[str, ...], message: str
+) -> None:
+    assert call(*words(place, *change)) == 2
+    said = capsys.readouterr().err.strip()
+    assert message in said
+    assert said.startswith("error: ")
+    assert "\n" not in said
+
+
+def test_modules_that_were_not_allowed_are_not_imported(
+    call: Call, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call("check", place / "pipeline.yaml") == 2
+    assert f"{place / 'pipeline.yaml'}:5" in capsys.readouterr().err
+
+
+def test_check_and_draw_and_stages_and_schema_say_what_they_should(
+    call: Call, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for file in ("configs/document_qa.yaml", "configs/multi_step_qa.yaml"):
+        assert call("check", file) == 0
+        assert "well formed" in capsys.readouterr().out
+        assert call("draw", file) == 0
+        assert "flowchart" in capsys.readouterr().out
+        assert call("draw", file, "--svg", tmp_path / "picture.svg") == 0
+        assert (tmp_path / "picture.svg").read_text().startswith("<svg")
+    assert call("stages", "--json") == 0
+    assert {"Search", "Generate"} <= {s["name"] for s in json.loads(capsys.readouterr().out)}
+    assert call("schema") == 0
+    assert "$schema" in json.loads(capsys.readouterr().out)
+
+
+def test_checking_a_file_loads_neither_torch_nor_dask(place: Path) -> None:
+    code = (
+        "import sys; sys.argv = ['ridgeway', 'check', 'configs/document_qa.yaml']\n"
+        "from pipeline.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "print(sorted({'torch', 'distributed', 'transformers', 'faiss'} & set(sys.modules)))"
+    )
+    said = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert said.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_run_ends_at_once_keeps_answers_and_leaves_no_child(
+    place: Path, stop: signal.Signals
+) -> None:
+    blocking = PIPELINE.replace("tests.fakes:Reply", "tests.fakes:Block").replace(
+        "batch: 1", 'batch: 1, mark: "${MARK}"'
+    )
+    (place / "pipeline.yaml").write_text(blocking)
+    (place / "questions.txt").write_text("one\nwait\n")
+    environment = {**os.environ, "MARK": str(place / "mark")}
+    command = [sys.executable, "-m", "pipeline.cli", *map(str, words(place))]
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        while not ((place / "mark").exists() and answers(place)):
+            assert process.poll() is None, process.stderr and process.stderr.read()
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(stop)
+        _, said = process.communicate(timeout=15)
+    assert process.returncode == 130
+    assert "stopped" in said
+    psutil.wait_procs(children, timeout=10)
+    assert not any(c.is_running() for c in children)
+    assert answers(place) == ["page 1"]
