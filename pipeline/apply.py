@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline.errors import BadRowsError, RowError, RowId
-from pipeline.stage import check_outputs, gathers, ports
+from pipeline.stage import Ports, check_outputs, gathers
 from pipeline.values import Rows
 
 
@@ -26,10 +26,12 @@ class Fault:
     detail: str = ""
 
 
-def assemble(stage: Any, parts: Mapping[str, Sequence[Rows]]) -> dict[str, Rows]:
-    """The batch for each port: its parts in one; a gathering stage gets its rows in the order of ids."""
-    kinds = ports(type(stage)).inputs
-    batch = {port: kinds[port].concat([p for p in parts[port] if len(p)]) for port in kinds}
+def assemble(stage: Any, kinds: Ports, parts: Mapping[str, Sequence[Rows]]) -> dict[str, Rows]:
+    """The batch for each port: its parts in one; a gathering stage gets its rows in the order of ids.
+
+    `kinds`: the ports of the stage, which a worker cannot always find out (see `worker.Order`).
+    """
+    batch = {port: kind.concat([p for p in parts[port] if len(p)]) for port, kind in kinds.inputs.items()}
     if gathers(stage) is None:
         return batch
     return {
@@ -38,15 +40,14 @@ def assemble(stage: Any, parts: Mapping[str, Sequence[Rows]]) -> dict[str, Rows]
     }
 
 
-def apply(stage: Any, state: Any, batch: Mapping[str, Rows], owed: tuple[RowId, ...]) -> Rows:
+def apply(stage: Any, kinds: Ports, state: Any, batch: Mapping[str, Rows], owed: tuple[RowId, ...]) -> Rows:
     """Run the stage on a batch and check that it gives the rows it owes. Raises what the stage raises.
 
     `owed`: the ids of the rows it was given, or the id of the group that it gathers.
     """
     made: Rows = stage.run(state, **batch)
-    wanted = ports(type(stage)).output
-    if not isinstance(made, wanted):
-        raise TypeError(f"{type(stage).__name__} owes {wanted.__name__}, gave {type(made).__name__}")
+    if not isinstance(made, kinds.output):
+        raise TypeError(f"{type(stage).__name__} owes {kinds.output.__name__}, gave {type(made).__name__}")
     check_outputs(stage, owed, made)
     return made if gathers(stage) is None else replace(made, ids=owed)
 

@@ -16,7 +16,7 @@ from pipeline.graph import Graph
 from pipeline.lookup import near_miss
 from pipeline.machine import Device, cores
 from pipeline.program import Program, Step, Turn, flatten
-from pipeline.stage import batch_size, expands, gathers, open_stage, state_key
+from pipeline.stage import batch_size, expands, gathers, open_stage, ports, state_key
 from pipeline.values import Rows
 
 Table = dict[RowId, Rows | Failure]
@@ -184,7 +184,8 @@ class _Loop:
             if key not in self.states:
                 self.states[key] = open_stage(step.stage, self.device)
             parts = {e.port: list({r[e.port].ids[0]: r[e.port] for r in rows}.values()) for e in step.edges}
-            return apply(step.stage, self.states[key], assemble(step.stage, parts), owed)
+            kinds = ports(type(step.stage))
+            return apply(step.stage, kinds, self.states[key], assemble(step.stage, kinds, parts), owed)
         except RidgewayError:
             raise
         except Exception as error:

@@ -9,25 +9,33 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.apply import Fault, apply, assemble, fault
 from pipeline.errors import RidgewayError, RowId
 from pipeline.events import Meta, describe
 from pipeline.machine import Device
-from pipeline.stage import open_stage, state_key
+from pipeline.stage import Ports, open_stage, ports, state_key
 from pipeline.values import Rows
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A task in full: `ports` say which rows of which of the values that come with it."""
+    """A task in full: `ports` say which rows of which of the values that come with it.
+
+    `kinds` are found where the order is made: a stage class from a function or a script leaves the names
+    in its annotations behind when it travels.
+    """
 
     stage: Any
     device: Device
     ports: tuple[tuple[str, tuple[tuple[int, tuple[int, ...]], ...]], ...]
     owed: tuple[RowId, ...]
+    kinds: Ports = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kinds", ports(type(self.stage)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +81,8 @@ class States:
 
     def _attempt(self, order: Order, values: Sequence[Made | Rows]) -> Rows:
         parts = {port: [rows_of(values[at]).take(rows) for at, rows in found] for port, found in order.ports}
-        return apply(order.stage, self._state(order), assemble(order.stage, parts), order.owed)
+        batch = assemble(order.stage, order.kinds, parts)
+        return apply(order.stage, order.kinds, self._state(order), batch, order.owed)
 
     def _state(self, order: Order) -> Any:
         key = (order.device.name, *state_key(order.stage))

@@ -25,7 +25,7 @@ from pipeline.machine import Device, Machine
 from pipeline.plan import place
 from pipeline.program import flatten
 from pipeline.scheduler import QUEUED, Scheduler
-from pipeline.stage import open_stage
+from pipeline.stage import open_stage, ports
 from pipeline.values import Rows
 
 LANES = Machine((Device("cpu:0"), Device("cpu:1")))
@@ -90,7 +90,8 @@ class Driver:
         try:
             state = open_stage(stage, Device(task.device))
             parts = {port: [self.values[p.key].take(p.rows) for p in found] for port, found in task.ports}
-            made = apply(stage, state, assemble(stage, parts), task.owed)
+            kinds = ports(type(stage))
+            made = apply(stage, kinds, state, assemble(stage, kinds, parts), task.owed)
         except Exception as error:
             return Failed(task.task, self.fault(error))
         self.values[task.task] = made

@@ -129,8 +129,8 @@ class Gated:
     batch: ClassVar[int] = 1
 
     def run(self, state: Any, a: Numbers) -> Numbers:
-        if a.x == (1,):
-            assert GATE.wait(30)
+        if a.x == (1,) and not GATE.wait(20):
+            raise RuntimeError("the row 0 was not seen")
         return a
 
 
@@ -138,11 +138,11 @@ GATE = threading.Event()
 
 
 def test_a_result_can_be_used_while_others_are_made(client: Client) -> None:
-    results = iter(run(chain(Gated()), many(2), client))
-    assert next(results).id == ("r0",)
+    """Both rows are sent to one lane: what became of the first must not wait for the second."""
+    results = iter(run(chain(Gated(), device="cpu:0"), many(2), client))
+    first = next(results)
     GATE.set()
-    assert next(results).id == ("r1",)
-    assert next(results, None) is None
+    assert [(r.id, r.failures) for r in (first, *results)] == [(("r0",), ()), (("r1",), ())]
 
 
 def test_a_run_can_be_awaited(client: Client) -> None:
@@ -160,7 +160,7 @@ def test_a_run_can_be_iterated_asynchronously(client: Client) -> None:
 
 
 def test_two_runs_can_share_a_client(client: Client) -> None:
-    async def ask() -> list[list[Any]]:
+    async def ask() -> tuple[Any, Any]:
         return await asyncio.gather(run(chain(Plus()), many(5), client), run(chain(Plus(2)), many(5), client))
 
     one, two = asyncio.run(ask())
@@ -168,12 +168,12 @@ def test_two_runs_can_share_a_client(client: Client) -> None:
     assert [r.rows for r in two] == [numbers(**{f"r{i}": i + 2}) for i in range(5)]
 
 
-def test_a_run_that_is_abandoned_leaves_the_client_usable(client: Client) -> None:
-    results = iter(run(chain(Plus(), Plus(), batch=1), many(200), client))
-    next(results)
+@pytest.mark.parametrize("seen", [1, 10, 50])
+def test_a_run_that_is_abandoned_leaves_the_client_usable(client: Client, seen: int) -> None:
+    results = run(chain(Plus(), Plus(), batch=1), many(60), client).__iter__()
+    for _ in range(seen):
+        next(results)
     results.close()
-    del results
-    gc.collect()
     assert len(list(run(chain(Plus()), many(3), client))) == 3
 
 
@@ -184,11 +184,11 @@ def test_a_run_can_be_repeated(client: Client) -> None:
 
 def test_no_value_is_left_on_the_workers(client: Client) -> None:
     list(run(chain(Plus(), Fan(4), Total(1)), many(20), client))
-    client.run_on_scheduler(lambda dask_scheduler: None)  # what was released has arrived
-    assert (
-        client.run_on_scheduler(lambda dask_scheduler: [k for k in dask_scheduler.tasks if "-s" in str(k)])
-        == []
-    )
+    gc.collect()
+    left = ["?"]
+    for _ in range(1000):  # what is released arrives soon
+        left = left and client.run_on_scheduler(lambda dask_scheduler: [str(k) for k in dask_scheduler.tasks])
+    assert left == []
 
 
 # errors
@@ -237,7 +237,7 @@ class Dies:
 
 @pytest.mark.slow
 def test_the_row_that_kills_its_worker_fails_and_the_run_ends() -> None:
-    """Dask suspects what waited on the dead worker too, so that one other row may be blamed with it."""
+    """Dask suspects what waited on the dead worker too, so that others may be blamed with it."""
     before = dict(os.environ)
     try:
         with warnings.catch_warnings():
@@ -255,7 +255,7 @@ def test_the_row_that_kills_its_worker_fails_and_the_run_ends() -> None:
     failures = {f.id: f.category for f in outcome_.failures}
     assert failures["r3",] == "worker died"
     assert set(failures.values()) == {"worker died"}
-    assert len(failures) <= 2
+    assert len(failures) <= 3
     assert [r.id for r in outcome_.results] == [(f"r{i}",) for i in range(6)]
 
 
