@@ -5,9 +5,7 @@ Exit codes: 0 all well, 1 some rows failed, 2 usage, pipeline file or plan, 130 
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import sys
 import tempfile
 from dataclasses import replace
@@ -17,11 +15,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pipeline.errors import RidgewayError
-from pipeline.report import console, finish, print_json, progress, show, speak, table
+from pipeline.report import console, finish, print_json, show, table
+from pipeline.shell import do, settle, speak
 
 if TYPE_CHECKING:
     from pipeline.graph import Graph
-    from pipeline.job import Summary, Task
+    from pipeline.run_folder import Task
 
 app = typer.Typer(
     help="Questions over folders of documents, scans and images, answered with citations.",
@@ -65,7 +64,7 @@ def run(
     speak(verbose, quiet or as_json)
     graph = _load(file, index or out, settings, allow)
     asked = question_files.read(questions)
-    summary = _job(_task(graph, out, index or out, documents, asked, reindex), scheduler, quiet or as_json)
+    summary = do(_task(graph, out, index or out, documents, asked, reindex), scheduler, quiet or as_json)
     if parquet:
         from pipeline.records import write_parquet
 
@@ -90,7 +89,7 @@ def index(
     """Read documents and build their index, without asking anything."""
     speak(verbose, quiet or as_json)
     graph = _load(file, out, settings, allow)
-    summary = _job(_task(graph, out, out, documents, None, reindex), scheduler, quiet or as_json)
+    summary = do(_task(graph, out, out, documents, None, reindex), scheduler, quiet or as_json)
     finish(summary, out, as_json, quiet, answers=False)
     raise typer.Exit(summary.exit_code)
 
@@ -118,7 +117,7 @@ def ask(
     with tempfile.TemporaryDirectory(prefix="ridgeway-") as folder:
         out = Path(folder)
         task = _task(graph, out, index, [], Questions((Question("question", question, documents),)), False)
-        summary = _job(task, "", quiet or as_json)
+        summary = do(task, "", quiet or as_json)
         if as_json:
             print_json(
                 next(read_lines(out / "answers.jsonl"), None) or next(read_lines(out / "errors.jsonl"))
@@ -218,26 +217,12 @@ def evaluate(
 
 def main() -> None:
     """The entry point: errors of the user's end with exit code 2 and one line."""
-    for name in ("HF_HUB_DISABLE_PROGRESS_BARS", "HF_HUB_DISABLE_TELEMETRY"):
-        os.environ.setdefault(name, "1")
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _stop)
+    settle()
     try:
         app()
     except RidgewayError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-
-
-def _stop(number: int, frame: Any) -> None:
-    """End at once: threads in native code cannot be interrupted, and child processes end with this one.
-
-    Nothing is lost that was finished: answers and errors are flushed line by line, indexes move in whole.
-    """
-    cursor = "\x1b[?25h" if sys.stderr.isatty() else ""
-    print(f"{cursor}stopped; what was finished is in the run folder", file=sys.stderr, flush=True)
-    os._exit(130)
 
 
 def _load(file: Path, run_folder: Path, settings: list[str], allow: list[str]) -> Graph:
@@ -260,7 +245,7 @@ def _made_by(index: Path) -> Path:
 def _task(graph: Graph, out: Path, index: Path, documents: list[str], asked: Any, reindex: bool) -> Task:
     """The job that the command line asks for, with the documents found on disk."""
     from pipeline.config import dump
-    from pipeline.job import Task
+    from pipeline.run_folder import Task
     from pipeline.versions import versions
     from stages import STAGES
 
@@ -273,24 +258,6 @@ def _task(graph: Graph, out: Path, index: Path, documents: list[str], asked: Any
 
     found = crawl(documents)
     return replace(task, documents=found.documents, failures=found.failures, unsupported=found.unsupported)
-
-
-def _job(task: Task, scheduler: str, quiet: bool) -> Summary:
-    """Do the job, showing progress."""
-    from pipeline.job import run_job
-
-    with contextlib.ExitStack() as stack:
-        client = stack.enter_context(_client(scheduler)) if scheduler else None
-        return run_job(task, stack.enter_context(progress(console(), quiet)), client)
-
-
-def _client(scheduler: str) -> Any:
-    from distributed import Client
-
-    try:
-        return Client(scheduler, timeout="10s", set_as_default=False)
-    except (OSError, ValueError) as error:
-        raise RidgewayError(f"no Dask scheduler answers at {scheduler!r}: {error}") from None
 
 
 if __name__ == "__main__":

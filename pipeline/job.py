@@ -1,78 +1,19 @@
-"""A batch job: documents and questions in, answers with citations out, in a run folder.
-
-RUN/answers.jsonl   a line for each answered or unanswered question, written as it finishes,
-                    in the order of the questions at the end
-RUN/errors.jsonl    a line for each row that failed: documents, pages, questions
-RUN/run.json        versions, pipeline, models, plan, counts, seconds
-RUN/index.json      what the indexes in RUN were made from
-"""
+"""A batch job: documents and questions in, answers with citations out, in a run folder."""
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
-import json
-import os
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline import stored
-from pipeline.errors import Failure, RidgewayError
-from pipeline.graph import Graph
-from pipeline.program import flatten
-from pipeline.questions import Questions
-from pipeline.records import JsonLines, answer_record, error_record, line, read_lines, strict
-from pipeline.stage import expands
-from pipeline.timeline import Tally, totals
+from pipeline.errors import RidgewayError
+from pipeline.run_folder import RunFolder, Summary, Task, Work
 from pipeline.values import Answers, Documents, Queries, Rows
 
 if TYPE_CHECKING:
     from pipeline.executor import Run
-    from pipeline.local import Result
 
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """What a job is to do. `out`: the run folder; `index`: where its indexes lie, often the same.
-
-    `failures`: rows that failed before the run; `unsupported`: files that no reader knows.
-    """
-
-    graph: Graph
-    out: Path
-    index: Path
-    documents: Documents | None = None
-    questions: Questions | None = None
-    failures: tuple[Failure, ...] = ()
-    unsupported: tuple[str, ...] = ()
-    reindex: bool = False
-    pipeline: str = ""
-    """The pipeline file of `graph`, kept in the run folder."""
-    versions: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """What became of a job. `documents`, `pages`: read = indexed + empty + failed."""
-
-    answered: int
-    unanswered: int
-    failed: int
-    errors: int
-    documents: Mapping[str, int]
-    pages: Mapping[str, int]
-    chunks: int
-    reused: bool
-    seconds: float
-
-    @property
-    def exit_code(self) -> int:
-        """0 all well, 1 some rows failed."""
-        return 1 if self.errors else 0
-
+__all__ = ["Listen", "Summary", "Task", "run_job"]
 
 Listen = Callable[["Run"], None]
 
@@ -82,7 +23,7 @@ def run_job(task: Task, listen: Listen = lambda _: None, client: Any = None) -> 
     work = _prepare(task)
     for folder in (task.out, task.index):
         folder.mkdir(parents=True, exist_ok=True)
-    writer = _Writer(task, work)
+    writer = RunFolder(task, work)
     with writer.answers, writer.errors:
         for failure in (*task.failures, *(task.questions.failures if task.questions else ())):
             writer.fail(failure)
@@ -91,17 +32,7 @@ def run_job(task: Task, listen: Listen = lambda _: None, client: Any = None) -> 
     return writer.finish()
 
 
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """What is left to run, the index that is used again if there is one, and the documents' hashes."""
-
-    graph: Graph
-    inputs: Mapping[str, Rows]
-    known: stored.Stored | None
-    hashes: Mapping[str, str]
-
-
-def _prepare(task: Task) -> _Work:
+def _prepare(task: Task) -> Work:
     graph = task.graph if task.questions is not None else stored.indexing(task.graph)
     if task.questions is not None and Answers not in {graph.type_of(ref) for ref in graph.outputs.values()}:
         raise RidgewayError("this pipeline has no output of type Answers, so it answers no questions")
@@ -113,9 +44,9 @@ def _prepare(task: Task) -> _Work:
     if known is not None:
         known.check(task.index, task.graph, hashes if task.documents is not None else None)
         if task.questions is None:
-            return _Work(graph, {}, known, hashes)
+            return Work(graph, {}, known, hashes)
         graph, given = stored.without_indexing(graph)
-    return _Work(
+    return Work(
         graph, {name: _input(task, name, kind, given) for name, kind in graph.inputs.items()}, known, hashes
     )
 
@@ -131,158 +62,3 @@ def _input(task: Task, name: str, kind: type[Rows], given: Mapping[str, Rows]) -
             f"the pipeline's input {name!r} takes {kind.__name__}, which this job does not have"
         )
     return rows
-
-
-class _Writer:
-    """Puts results into the run folder as they come."""
-
-    def __init__(self, task: Task, work: _Work) -> None:
-        self.task = task
-        self.work = work
-        self.started = time.monotonic()
-        for name in ("answers.jsonl", "errors.jsonl", "run.json"):
-            (task.out / name).unlink(missing_ok=True)
-        (task.out / "pipeline.yaml").write_text(task.pipeline, encoding="utf-8")
-        self.answers = JsonLines(task.out / "answers.jsonl")
-        self.errors = JsonLines(task.out / "errors.jsonl")
-        self.texts = {q.id: q.question for q in task.questions.rows} if task.questions else {}
-        self.reading = {n.name for n in stored.indexing(task.graph).nodes}
-        self.statuses = {"answered": 0, "unanswered": 0, "failed": 0}
-        self.failures: list[Failure] = []
-        self.run: Run | None = None
-
-    def fail(self, failure: Failure) -> None:
-        """Write down a row that failed."""
-        self.failures.append(failure)
-        self.errors.append(error_record(failure, failure.stage not in {*self.reading, "crawl"}))
-
-    def follow(self, listen: Listen, client: Any) -> None:
-        """Run the graph, and write what comes."""
-        from pipeline.executor import run
-
-        self.run = run(self.work.graph, self.work.inputs, client, ordered=False, listen=listen)
-        told = 0
-        for result in self.run:
-            for failure in self.run.failures[told:]:
-                self.fail(failure)
-            told = len(self.run.failures)
-            if isinstance(result.rows, Answers):
-                self.take(result)
-        for failure in self.run.failures[told:]:
-            self.fail(failure)
-
-    def take(self, result: Result) -> None:
-        """Write down what became of a question."""
-        question = str(result.id[0])
-        seconds = round(time.monotonic() - self.started, 3)
-        rows = result.rows
-        if isinstance(rows, Answers) and len(rows):
-            self.statuses[rows.statuses[0]] += 1
-            self.answers.append(answer_record(rows, 0, self.texts[question], seconds))
-            return
-        self.statuses["failed"] += 1
-        for failure in result.failures:
-            if failure.id != result.id:
-                why = f"row {failure.id} of stage {failure.stage!r} failed: {failure.message}"
-                self.fail(Failure(result.id, "answers", failure.category, why))
-
-    def finish(self) -> Summary:
-        """Put the answers in order, and write what happened."""
-        order = {q: i for i, q in enumerate(self.texts)}
-        _sort(self.task.out / "answers.jsonl", order)
-        documents, pages, chunks = self.count()
-        known = self.work.known
-        summary = Summary(
-            answered=self.statuses["answered"],
-            unanswered=self.statuses["unanswered"],
-            failed=self.statuses["failed"],
-            errors=len(self.failures),
-            documents=documents,
-            pages=pages,
-            chunks=chunks,
-            reused=known is not None,
-            seconds=round(time.monotonic() - self.started, 3),
-        )
-        if known is None and not {f.stage for f in self.failures} & {
-            n.name for n in stored.durable(self.task.graph)
-        }:
-            counts = {"documents": documents, "pages": pages, "chunks": chunks}
-            stored.Stored(stored.settings(self.task.graph), self.work.hashes, counts).save(self.task.index)
-        write_json(self.task.out / "run.json", self.record(summary))
-        return summary
-
-    def count(self) -> tuple[dict[str, int], dict[str, int], int]:
-        """Documents, pages (read = indexed + empty + failed), and chunks."""
-        if self.work.known is not None:
-            c = self.work.known.counts
-            return dict(c["documents"]), dict(c["pages"]), int(c["chunks"])
-        tallies = self.run.tallies if self.run else {}
-        listing, splitting = (_expander(self.work.graph, depth, tallies) for depth in (1, 2))
-        mine = [f for f in self.failures if f.stage in {*self.reading, "crawl"}]
-        bad = {f.id[0] for f in mine if f.id} - {i[0] for i in splitting.roots}
-        bad_pages = len({f.id for f in mine if len(f.id) == 2})
-        read = len(self.task.documents or ()) + len(self.task.failures)
-        return (
-            _counts(read, len(splitting.roots), len(bad)) | {"unsupported": len(self.task.unsupported)},
-            _counts(listing.rows, splitting.parents, bad_pages),
-            splitting.rows,
-        )
-
-    def record(self, summary: Summary) -> dict[str, Any]:
-        """The contents of run.json."""
-        settings = stored.settings(self.task.graph)
-        spans = self.run.spans if self.run else []
-        return {
-            "versions": dict(self.task.versions),
-            "pipeline": self.task.pipeline,
-            "pipeline_sha256": hashlib.sha256(self.task.pipeline.encode()).hexdigest(),
-            "models": _models(self.task.graph),
-            "summary": dataclasses.asdict(summary),
-            "indexing": settings,
-            "unsupported": list(self.task.unsupported),
-            "plan": [dict(zip(("step", "devices", "batch"), row, strict=True)) for row in self.plan()],
-            "stages": [dataclasses.asdict(t) for t in totals(spans)],
-        }
-
-    def plan(self) -> list[tuple[str, str, str]]:
-        """The plan's table, once there is a plan."""
-        return self.run.plan.table() if self.run and self.run.plan else []
-
-
-def _expander(graph: Graph, depth: int, tallies: Mapping[str, Tally]) -> Tally:
-    """The tally of the first step that makes many rows of ids of `depth` elements."""
-    steps = [s for s in flatten(graph).steps if expands(s.stage) and s.depth == depth]
-    return tallies.get(steps[0].name, Tally()) if steps else Tally()
-
-
-def _counts(read: int, indexed: int, failed: int) -> dict[str, int]:
-    return {"read": read, "indexed": indexed, "empty": read - indexed - failed, "failed": failed}
-
-
-def _models(graph: Graph) -> dict[str, dict[str, Any]]:
-    """What each stage of a graph says of its model, by model."""
-    found: dict[str, dict[str, Any]] = {}
-    for s in flatten(graph).steps:
-        for key in ("model", "encoder"):
-            name = getattr(s.stage, key, None)
-            if name is not None:
-                found.setdefault(name, {}).update(getattr(s.stage, "identity", dict)())
-    return found
-
-
-def _sort(path: Path, order: Mapping[str, int]) -> None:
-    """The lines of an answers file in the order of the questions, replaced in one move."""
-    records = sorted(read_lines(path), key=lambda r: order[r["id"]])
-    part = path.with_name(f".{path.name}.part")
-    with part.open("w", encoding="utf-8") as file:
-        file.writelines(f"{line(r)}\n" for r in records)
-    os.replace(part, path)
-
-
-def write_json(path: Path, data: Any) -> None:
-    """Write strict JSON in one move."""
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(
-        json.dumps(strict(data), indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8"
-    )
-    os.replace(part, path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,7 +14,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from pipeline.executor import Run
-    from pipeline.job import Listen, Summary
+    from pipeline.job import Listen
+    from pipeline.run_folder import Summary
 
 PLAIN_SECONDS = 10.0
 """How often progress is printed where there is no terminal to redraw."""
@@ -150,13 +150,3 @@ def print_json(data: Any) -> None:
     from pipeline.records import strict
 
     print(json.dumps(strict(data), indent=1, ensure_ascii=False, allow_nan=False))
-
-
-def speak(verbose: bool, quiet: bool) -> None:
-    """Notices of ours go to stderr; those of libraries only with -v."""
-    ours = logging.getLogger("ridgeway")
-    ours.setLevel(logging.DEBUG if verbose else logging.WARNING if quiet else logging.INFO)
-    ours.propagate = False
-    ours.addHandler(logging.StreamHandler())
-    if verbose:
-        logging.basicConfig(level=logging.INFO)

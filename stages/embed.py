@@ -13,7 +13,8 @@ from pipeline.errors import BadRowsError, RowError
 from pipeline.machine import Device
 from pipeline.models import fingerprint
 from pipeline.values import Chunks, Embeddings, Queries, RowId
-from retrieval.encoder import Encoder, check_dtype, facts, load
+from retrieval.encoder import Encoder, check_dtype, load
+from retrieval.facts import facts
 from retrieval.text import normalize
 
 

@@ -13,7 +13,7 @@ from pipeline.errors import ModelError, RidgewayError
 from pipeline.machine import Device
 from pipeline.values import Chunks, PageTexts
 from retrieval.chunk import Piece, split
-from retrieval.encoder import facts, read_tokenizer
+from retrieval.facts import facts, read_tokenizer
 
 _COLUMNS = 7
 

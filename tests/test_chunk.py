@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from pipeline.errors import RidgewayError
 from pipeline.models import resolve
 from retrieval.chunk import Piece, split
-from retrieval.encoder import read_tokenizer
+from retrieval.facts import read_tokenizer
 from retrieval.text import normalize
 
 FILINGS = Path("../shared/material/kg-rag/sec-10-q/data/v1/docs")

@@ -9,7 +9,7 @@ from pipeline.errors import BadRowsError, ModelError
 from pipeline.machine import Device
 from pipeline.stage import check_portable, ports, state_key
 from pipeline.values import Chunks, Embeddings, Queries
-from retrieval.encoder import Kind
+from retrieval.facts import Kind
 from stages.embed import Embed, EmbedQueries
 
 MODEL = "all-MiniLM-L6-v2"

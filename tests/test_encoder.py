@@ -16,7 +16,8 @@ from pipeline.errors import ModelError
 from pipeline.machine import Device
 from pipeline.models import resolve
 from retrieval import encoder as module
-from retrieval.encoder import Encoder, Kind, agreed, check_dtype, cut_batches, facts, load, read_tokenizer
+from retrieval.encoder import Encoder, agreed, check_dtype, cut_batches, load
+from retrieval.facts import Kind, facts, read_tokenizer
 
 MODEL = "all-MiniLM-L6-v2"
 CPU = Device("cpu:0", 2)
