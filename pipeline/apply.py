@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline.errors import BadRowsError, RowError, RowId
+from pipeline.rows import row_order
 from pipeline.stage import Ports, check_outputs, gathers
 from pipeline.values import Rows
 
@@ -61,8 +62,3 @@ def fault(error: BaseException) -> Fault:
     name = type(error).__name__
     category = "memory" if isinstance(error, MemoryError) or name == "OutOfMemoryError" else "bug"
     return Fault(category, f"{name}: {error}", None, "".join(traceback.format_exception(error)))
-
-
-def row_order(row: RowId) -> tuple[tuple[bool, str | int], ...]:
-    """Sort key of an id: numbers before texts, so that mixed ids compare."""
-    return tuple((isinstance(x, str), x) for x in row)

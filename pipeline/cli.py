@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pipeline.errors import RidgewayError
+from pipeline.options import Allow, Cluster, Documents, File, Json, Quiet, Reindex, Set, Verbose
 from pipeline.report import console, finish, print_json, show, table
-from pipeline.shell import do, settle, speak
+from pipeline.shell import do, made_by, settle, speak
 
 if TYPE_CHECKING:
     from pipeline.graph import Graph
@@ -28,16 +29,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-
-File = Annotated[Path, typer.Argument(help="Pipeline file (YAML).", show_default=False)]
-Set = Annotated[list[str], typer.Option("--set", help="Override a key: stages.search.k=12. Repeatable.")]
-Allow = Annotated[list[str], typer.Option(help="A module that the file may name stages from. Repeatable.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say more, with tracebacks of failed rows.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say only what went wrong.")]
-Documents = Annotated[list[str], typer.Option("--documents", "-d", help="Folder, file or glob. Repeatable.")]
-Reindex = Annotated[bool, typer.Option(help="Build the index again, whatever is there.")]
-Cluster = Annotated[str, typer.Option("--scheduler", help="Address of a Dask scheduler to run on.")]
 
 
 @app.command()
@@ -113,7 +104,7 @@ def ask(
     from pipeline.records import read_lines
 
     speak(verbose, quiet or as_json)
-    graph = _load(file or _made_by(index), index, settings, allow)
+    graph = _load(file or made_by(index), index, settings, allow)
     with tempfile.TemporaryDirectory(prefix="ridgeway-") as folder:
         out = Path(folder)
         task = _task(graph, out, index, [], Questions((Question("question", question, documents),)), False)
@@ -232,14 +223,6 @@ def _load(file: Path, run_folder: Path, settings: list[str], allow: list[str]) -
 
     sys.path.insert(0, os.getcwd())
     return load(file, STAGES, {**os.environ, "RUN": str(run_folder)}, tuple(settings), tuple(allow))
-
-
-def _made_by(index: Path) -> Path:
-    if not (index / "pipeline.yaml").is_file():
-        raise RidgewayError(
-            f"no pipeline in {str(index)!r}: name a folder that `ridgeway index` or `run` has made"
-        )
-    return index / "pipeline.yaml"
 
 
 def _task(graph: Graph, out: Path, index: Path, documents: list[str], asked: Any, reindex: bool) -> Task:

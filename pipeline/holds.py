@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import NamedTuple, TypeVar
 
-from pipeline.apply import row_order
 from pipeline.errors import Failure, RowId
 from pipeline.events import Emit, Free, Instruction, Key, Part
 from pipeline.program import Program
+from pipeline.rows import row_order
 
 
 class Item(NamedTuple):

@@ -10,12 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.apply import Fault, apply, assemble, fault, row_order
+from pipeline.apply import Fault, apply, assemble, fault
 from pipeline.errors import Failure, GraphError, RidgewayError, RowId
 from pipeline.graph import Graph
 from pipeline.lookup import near_miss
 from pipeline.machine import Device, cores
 from pipeline.program import Program, Step, Turn, flatten
+from pipeline.rows import row_order
 from pipeline.stage import batch_size, expands, gathers, open_stage, ports, state_key
 from pipeline.values import Rows
 

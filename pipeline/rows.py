@@ -64,6 +64,11 @@ class Rows:
         return None
 
 
+def row_order(row: RowId) -> tuple[tuple[bool, str | int], ...]:
+    """The order of ids: element by element, numbers before texts."""
+    return tuple((isinstance(part, str), part) for part in row)
+
+
 def _frozen(column: Any, name: str) -> Any:
     """The column, unchangeable: several stages read the same rows (one appending would change all)."""
     if isinstance(column, tuple):

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import logging
 import os
 import time
 from collections.abc import Mapping
@@ -107,6 +108,10 @@ class RunFolder:
     def fail(self, failure: Failure) -> None:
         """Write down a row that failed."""
         self.failures.append(failure)
+        if failure.detail:
+            logging.getLogger("ridgeway").debug(
+                "row %s, stage %s:\n%s", failure.id, failure.stage, failure.detail
+            )
         self.errors.append(error_record(failure, failure.stage not in {*self.reading, "crawl"}))
 
     def follow(self, listen: Listen, client: Any) -> None:

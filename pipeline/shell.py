@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import RidgewayError
@@ -61,3 +62,12 @@ def _client(scheduler: str) -> Any:
         return Client(scheduler, timeout="10s", set_as_default=False)
     except (OSError, ValueError) as error:
         raise RidgewayError(f"no Dask scheduler answers at {scheduler!r}: {error}") from None
+
+
+def made_by(index: Path) -> Path:
+    """The pipeline file that an index was made by. Raises RidgewayError."""
+    if not (index / "pipeline.yaml").is_file():
+        raise RidgewayError(
+            f"no pipeline in {str(index)!r}: name a folder that `ridgeway index` or `run` has made"
+        )
+    return index / "pipeline.yaml"

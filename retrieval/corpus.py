@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import RidgewayError, RowId
+from pipeline.rows import row_order
 from pipeline.values import Chunks, Passage
 
 FORMAT = 1
@@ -81,7 +82,7 @@ def write(folder: Path, chunks: Chunks) -> None:
 
     Raises ValueError where an id comes twice, OSError as the file system does; then the old corpus stays.
     """
-    order = sorted(range(len(chunks)), key=lambda i: sort_key(chunks.ids[i]))
+    order = sorted(range(len(chunks)), key=lambda i: row_order(chunks.ids[i]))
     if len(set(chunks.ids)) < len(order):
         raise ValueError(f"a corpus for {folder} has an id twice among its {len(order)} chunks")
     temporary = folder.parent / f".{folder.name}-{uuid.uuid4().hex}"
@@ -105,11 +106,6 @@ def open_corpus(folder: Path) -> Corpus:
     rows = folder / _ROWS
     mapped = np.memmap(rows, mode="r") if rows.stat().st_size else np.zeros(0, dtype=np.uint8)
     return Corpus(folder, mapped, offsets, keys)
-
-
-def sort_key(id: RowId) -> tuple[tuple[bool, str | int], ...]:
-    """Ids in their natural order; where a number meets a text, numbers come first."""
-    return tuple((isinstance(part, str), part) for part in id)
 
 
 def _write(folder: Path, chunks: Chunks, order: list[int]) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import RowId
-from retrieval.index import id_order
+from pipeline.rows import row_order
 
 
 def fuse(
@@ -30,5 +30,5 @@ def fuse(
         for rank, row in enumerate(ranking, 1):
             shares.setdefault(row, []).append(1 / (constant + rank))
     scores = {row: fsum(parts) for row, parts in shares.items()}
-    order = sorted(scores, key=lambda row: (-scores[row], id_order(row)))[:k]
+    order = sorted(scores, key=lambda row: (-scores[row], row_order(row)))[:k]
     return tuple(order), np.array([scores[row] for row in order], np.float32)

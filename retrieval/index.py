@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from pipeline.errors import IndexMismatchError, RowId
 from pipeline.lookup import Table, find, load
 from pipeline.machine import Device
+from pipeline.rows import row_order
 
 FORMAT = 1
 WORDS = "words"
@@ -75,11 +76,6 @@ class VectorIndex(Protocol):
         """
 
 
-def id_order(row: RowId) -> tuple[tuple[bool, str | int], ...]:
-    """A sort key for row ids: element by element, numbers before text."""
-    return tuple((isinstance(part, str), part) for part in row)
-
-
 @dataclass(frozen=True, slots=True)
 class RowTable:
     """Row ids by position, and the document of each row; memory-mapped."""
@@ -100,9 +96,9 @@ class RowTable:
 
     @staticmethod
     def save(folder: Path, ids: Sequence[RowId]) -> None:
-        """Write `ids`, which must be in `id_order` and distinct. Raises ValueError where they are not."""
+        """Write `ids`, which must be in `row_order` and distinct. Raises ValueError where they are not."""
         for before, after in pairwise(ids):
-            if id_order(before) >= id_order(after):
+            if row_order(before) >= row_order(after):
                 raise ValueError(f"ids of an index must ascend, found {before!r} before {after!r}")
         texts = [json.dumps(i).encode() for i in ids]
         names = list(dict.fromkeys(str(i[0]) for i in ids))
@@ -171,7 +167,7 @@ class OpenIndex:
 def save_index(
     folder: Path, ids: Sequence[RowId], index: Any, backend: str, kind: str, width: int = 0
 ) -> None:
-    """Write `index` over `ids` (in `id_order`) to `folder`, in place of an index of that kind, if any.
+    """Write `index` over `ids` (in `row_order`) to `folder`, in place of an index of that kind, if any.
 
     Raises IndexMismatchError where `folder` holds anything else (see `check_target`).
     """

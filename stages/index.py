@@ -12,6 +12,7 @@ import numpy as np
 from pipeline.errors import BadRowsError, GraphError, RowError, RowId
 from pipeline.lookup import find, near_miss
 from pipeline.machine import Device
+from pipeline.rows import row_order
 from pipeline.values import Chunks, Embeddings, Indexes
 from retrieval import index as store
 
@@ -72,7 +73,7 @@ class IndexWords:
 
 
 def _order(ids: Sequence[RowId]) -> list[int]:
-    return sorted(range(len(ids)), key=lambda i: store.id_order(ids[i]))
+    return sorted(range(len(ids)), key=lambda i: row_order(ids[i]))
 
 
 def _check_finite(ids: Sequence[RowId], vectors: Any) -> None:

@@ -7,9 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import RidgewayError, RowId
+from pipeline.rows import row_order
 from pipeline.values import Chunks, Passage
 from retrieval import corpus as module
-from retrieval.corpus import open_corpus, sort_key, write
+from retrieval.corpus import open_corpus, write
 
 BOXES = np.array([[0.1, 0.2, 0.3, 0.4], [0, 0.5, 1, 0.625]], dtype=np.float32)
 
@@ -120,4 +121,4 @@ def test_rows_with_equal_hashes_are_told_apart(tmp_path: Path, monkeypatch: pyte
 
 def test_numbers_come_before_texts() -> None:
     ids: list[RowId] = [("b",), ("a", "x"), ("a", 2), ("a", 10), ("a",)]
-    assert sorted(ids, key=sort_key) == [("a",), ("a", 2), ("a", 10), ("a", "x"), ("b",)]
+    assert sorted(ids, key=row_order) == [("a",), ("a", 2), ("a", 10), ("a", "x"), ("b",)]
