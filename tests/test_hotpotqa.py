@@ -25,11 +25,10 @@ from stages.steps import BeginSteps, Collect, Decide, NextQueries
 
 MATERIAL = Path(__file__).parent.parent.parent / "shared" / "material" / "derived"
 ENCODER = "all-MiniLM-L6-v2"
+INPUTS = {"documents": Documents, "questions": Queries}
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(
-        not MATERIAL.is_dir(), reason="needs ../shared/material/derived, which is not part of a clone"
-    ),
+    pytest.mark.skipif(not MATERIAL.is_dir(), reason="needs ../shared/material/derived, not part of a clone"),
 ]
 
 
@@ -59,13 +58,8 @@ def dense(folder: Path, k: int) -> Graph:
         node("asked", EmbedQueries(ENCODER), queries="questions"),
         node("hits", Search(k=k), queries="questions", vectors="asked", index="index"),
         node("found", Fetch(), hits="hits", corpus="corpus"),
-        node("both", SearchWords(), queries="questions", words="words"),
     )
-    return Graph(
-        {"documents": Documents, "questions": Queries},
-        (*reading(folder), *searching),
-        {"found": "found", "both": "both"},
-    )
+    return Graph(INPUTS, (*reading(folder)[:-1], *searching), {"found": "found"})
 
 
 def fused(folder: Path, k: int) -> Graph:
@@ -76,9 +70,7 @@ def fused(folder: Path, k: int) -> Graph:
         node("hits", Fuse(k=k), first="meaning", second="wording"),
         node("found", Fetch(), hits="hits", corpus="corpus"),
     )
-    return Graph(
-        {"documents": Documents, "questions": Queries}, (*reading(folder), *searching), {"found": "found"}
-    )
+    return Graph(INPUTS, (*reading(folder), *searching), {"found": "found"})
 
 
 def two_steps(folder: Path, k: int) -> Graph:
@@ -102,11 +94,7 @@ def two_steps(folder: Path, k: int) -> Graph:
         node("begin", BeginSteps(), queries="questions"),
         node("loop", loop, steps="begin", index="index", words="words", corpus="corpus"),
     )
-    return Graph(
-        {"documents": Documents, "questions": Queries},
-        (*reading(folder), *searching),
-        {"found": "loop.found"},
-    )
+    return Graph(INPUTS, (*reading(folder), *searching), {"found": "loop.found"})
 
 
 @pytest.fixture(scope="module")
