@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import dask
-from distributed import Client, SpecCluster, Worker, WorkerPlugin, get_worker
+from distributed import Client, SpecCluster, Worker, WorkerPlugin, get_worker, secede
 from distributed import Scheduler as DaskScheduler
 from distributed.client import as_completed
 
@@ -52,7 +52,12 @@ class _StatesPlugin(WorkerPlugin):  # type: ignore[misc]
 
 def _work(order: Order, *values: Made | Rows) -> Made:
     states: States = get_worker().plugins[STATES].states
-    return states.run(order, values)
+    return states.run(order, values, secede)  # what tells the client of a task must not wait for the next
+
+
+def _given(rows: Rows) -> Rows:
+    """A source as a task, so that Dask can make it, and all that came of it, again when a worker dies."""
+    return rows
 
 
 @contextmanager
@@ -81,7 +86,7 @@ def lanes(client: Client, machine: Machine | None = None) -> tuple[Machine, dict
     A lane is called as its worker if that looks like a device ("cuda:0"), else by its address. `machine`
     gives the devices of our own workers, which are called after them.
     """
-    workers = client.scheduler_info(n_workers=-1)["workers"]
+    workers = client.sync(client.scheduler.identity, n_workers=-1)["workers"]
     if not workers:
         raise PlanError("the Dask cluster has no workers: start one, or leave the client out")
     names = {a: str(w["name"]) if ":" in str(w["name"]) else a for a, w in workers.items()}
@@ -173,7 +178,7 @@ class _Obey:
         try:
             sources = self._run._inputs
             for name, rows in sources.items():
-                self._futures[name] = self._client.scatter(rows, hash=False)
+                self._futures[name] = self._client.submit(_given, rows, pure=False)
             yield from self._tell(Start(tuple((name, describe(rows)) for name, rows in sources.items())))
             for future, result in self._completed:
                 del self._told[future.key]
@@ -181,13 +186,14 @@ class _Obey:
                 self._run._listen(self._run)
             assert self._scheduler.finished, "nothing runs and inputs are left"
         finally:
-            self._client.cancel([*self._futures.values(), *self._told.values()])
+            for future in [*self._futures.values(), *self._told.values()]:
+                future.release()  # not cancel(): Dask's scheduler breaks over dependents that nobody wants
 
-    def _event(self, task: Submit, result: Report | tuple[Any, ...]) -> Event:
+    def _event(self, task: Submit, result: Report | BaseException | tuple[Any, ...]) -> Event:
         """What became of a task."""
         if not isinstance(result, Report):
-            name = type(result[1]).__name__
-            return Failed(task.task, Fault("worker died", f"{name}: {result[1]}"))
+            error = result[1] if isinstance(result, tuple) else result
+            return Failed(task.task, Fault("worker died", f"{type(error).__name__}: {error}"))
         if result.fatal is not None:
             raise result.fatal
         span = (result.start - self._started, result.end - self._started)
@@ -216,10 +222,13 @@ class _Obey:
         at = {key: i for i, key in enumerate(keys)}
         ports = tuple((port, tuple((at[p.key], p.rows) for p in parts)) for port, parts in task.ports)
         order = Order(self._stages[task.step], self._plan.machine.device(task.device), ports, task.owed)
-        name, where = f"{task.step}-{self._name}-{task.task}", [self._addresses[task.device]]
+        name = f"{task.step}-{self._name}-{task.task}"
         values = [self._futures[key] for key in keys]
-        made = self._client.submit(_work, order, *values, key=name, workers=where, pure=False)
-        told = self._client.submit(report, made, key=f"report-{name}", workers=where, pure=False)
+        # in the order of the Scheduler; elsewhere only when the lane's worker is gone
+        how = {"workers": [self._addresses[task.device]], "allow_other_workers": True, "pure": False}
+        how["priority"] = -task.task
+        made = self._client.submit(_work, order, *values, key=name, **how)
+        told = self._client.submit(report, made, key=f"report-{name}", **how)
         self._futures[task.task] = made
         self._tasks[told.key] = task
         self._told[told.key] = told

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,9 +67,15 @@ class States:
         self._states: dict[tuple[Any, ...], Any] = {}
         self._lane = threading.Lock()
 
-    def run(self, order: Order, values: Sequence[Made | Rows]) -> Made:
-        """Carry out an order; never raises for what goes wrong in a stage."""
+    def run(
+        self, order: Order, values: Sequence[Made | Rows], begun: Callable[[], None] = lambda: None
+    ) -> Made:
+        """Carry out an order; never raises for what goes wrong in a stage.
+
+        `begun` is called once the lane is ours: orders run in the order in which they come.
+        """
         with self._lane:
+            begun()
             start = time.monotonic()
             try:
                 rows = self._attempt(order, values)

@@ -121,6 +121,7 @@ def test_our_own_types_need_no_module() -> None:
     assert made.inputs == {"q": Queries}
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(graphs())
 def test_a_graph_survives_the_round_trip(graph: Graph) -> None:

@@ -159,39 +159,42 @@ def test_a_state_that_did_not_open_is_opened_again() -> None:
 
 @dataclass
 class Together:
-    """How many are inside at once, and the most there were."""
+    """How many are inside; `met` is set when two are."""
 
     inside: int = 0
-    most: int = 0
-    gate: threading.Barrier = field(default_factory=lambda: threading.Barrier(2))
+    met: threading.Event = field(default_factory=threading.Event)
 
 
 together = Together()
 
 
 @dataclass(frozen=True, slots=True)
-class Watching:
+class Meeting:
+    """Waits a moment for somebody else to come in."""
+
     def run(self, state: Any, a: Numbers) -> Numbers:
         together.inside += 1
-        together.most = max(together.most, together.inside)
+        if together.inside == 2:
+            together.met.set()
+        together.met.wait(0.1)
         together.inside -= 1
         return a
 
 
 def test_a_lane_runs_one_batch_at_a_time() -> None:
     states = States()
-
-    def one() -> None:
-        together.gate.wait()
-        for _ in range(50):
-            states.run(order(Watching()), [numbers(a=1)])
-
-    threads = [threading.Thread(target=one) for _ in range(2)]
+    threads = [threading.Thread(target=states.run, args=(order(Meeting()), [numbers(a=1)])) for _ in range(2)]
     for t in threads:
         t.start()
     for t in threads:
         t.join()
-    assert together.most == 1
+    assert not together.met.is_set()
+
+
+def test_the_begin_of_a_task_is_told_before_the_stage_runs() -> None:
+    told: list[str] = []
+    States().run(order(Plus(1, bad=1)), [numbers(a=1)], lambda: told.append("begun"))
+    assert told == ["begun"]
 
 
 def test_a_report_describes_a_value_without_holding_it() -> None:
