@@ -68,7 +68,7 @@ def local_client(machine: Machine) -> Iterator[Client]:
         d.name: {"cls": Worker, "options": {"nthreads": 1, "memory_limit": 0, **http}}
         for d in machine.devices
     }
-    settings = {"distributed.comm.compression": None, "distributed.admin.event-loop-monitor-interval": "10s"}
+    settings = {"distributed.scheduler.work-stealing": False}
     with dask.config.set(settings), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         cluster = SpecCluster(
