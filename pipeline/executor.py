@@ -65,7 +65,10 @@ def local_client(machine: Machine) -> Iterator[Client]:
     """A client whose workers are threads of this process, one named after each device of `machine`."""
     http = {"dashboard": False, "dashboard_address": "127.0.0.1:0"}
     workers = {
-        d.name: {"cls": Worker, "options": {"nthreads": 1, "memory_limit": 0, **http}}
+        d.name: {
+            "cls": Worker,
+            "options": {"nthreads": 1, "memory_limit": 0, "resources": {"threads": d.threads}, **http},
+        }
         for d in machine.devices
     }
     settings = {"distributed.scheduler.work-stealing": False}
@@ -80,18 +83,19 @@ def local_client(machine: Machine) -> Iterator[Client]:
             yield client
 
 
-def lanes(client: Client, machine: Machine | None = None) -> tuple[Machine, dict[str, str]]:
+def lanes(client: Client) -> tuple[Machine, dict[str, str]]:
     """The machine that a client's workers are, and the address of each lane. Raises PlanError if none.
 
-    A lane is called as its worker if that looks like a device ("cuda:0"), else by its address. `machine`
-    gives the devices of our own workers, which are called after them.
+    A lane is called as its worker if that looks like a device ("cuda:0"), else by its address. It may use
+    as many cores as the worker has of the Dask resource `threads`, else as it has threads.
     """
     workers = client.sync(client.scheduler.identity, n_workers=-1)["workers"]
     if not workers:
         raise PlanError("the Dask cluster has no workers: start one, or leave the client out")
     names = {a: str(w["name"]) if ":" in str(w["name"]) else a for a, w in workers.items()}
-    found = machine or Machine(tuple(Device(names[a], int(w["nthreads"])) for a, w in workers.items()))
-    return found, {name: address for address, name in names.items()}
+    threads = {a: int(w["resources"].get("threads", w["nthreads"])) for a, w in workers.items()}
+    machine = Machine(tuple(Device(names[a], threads[a]) for a in workers))
+    return machine, {name: address for address, name in names.items()}
 
 
 class Run:
@@ -123,9 +127,8 @@ class Run:
 
     def __iter__(self) -> Generator[Result]:
         with ExitStack() as stack:
-            own = None if self._client else detect()
             client = self._client or stack.enter_context(local_client(detect()))
-            machine, addresses = lanes(client, own)
+            machine, addresses = lanes(client)
             self.plan = place(self._program, machine)
             client.register_plugin(_StatesPlugin())
             yield from _Obey(self, self.plan, client, addresses).results()
