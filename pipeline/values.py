@@ -227,7 +227,8 @@ class Answers(Rows):
     """Finished questions. Id: `(question id,)`.
 
     `statuses`: "answered" or "unanswered" (with a reason). `attributions`: how the citations were found:
-    "marked" by the model, "supported" by overlap and similarity, or "none". `dropped`: invalid marks.
+    "marked" by the model, "supported" by overlap and similarity, "extracted" (the answer is the passage's
+    own sentence, since no passage had a word of what the model said), or "none". `dropped`: invalid marks.
     """
 
     texts: tuple[str, ...]

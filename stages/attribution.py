@@ -85,13 +85,16 @@ class Evidence:
     """How far the passages bear out an answer.
 
     `scores`: float64 [K], 0 to 1 a passage; `best`: its best sentence; `support`: 0 to 1, whether the
-    question is dealt with at all, 0 where the answer says nothing that a passage says.
+    question is dealt with at all; `grounded`: whether some passage has a word of the answer that is not
+    the question's own; `nearest`: the sentence most like the question.
     `words`: for each passage its words; `weights`: what each word of question and answer counts, sum 1.
     """
 
     scores: NDArray[np.float64]
     best: tuple[Sentence, ...]
     support: float
+    grounded: bool
+    nearest: Sentence
     words: tuple[frozenset[str], ...]
     weights: Mapping[str, float]
 
@@ -172,7 +175,9 @@ def weigh(
     return Evidence(
         np.asarray(_WEIGHTS) @ parts / sum(_WEIGHTS),
         tuple(found[i] for i in best),
-        _support(asks, says, words, float(asked.max(initial=0))),
+        _support(asks, words, float(asked.max(initial=0))),
+        _is_grounded(says - asks, words),
+        found[int(asked.argmax())],
         words,
         weights,
     )
@@ -197,13 +202,12 @@ def far(evidence: Evidence, passage: int) -> bool:
     return bool(evidence.scores[passage] < FAR * evidence.scores.max())
 
 
-def _support(
-    asks: frozenset[str], says: frozenset[str], words: Sequence[frozenset[str]], near: float
-) -> float:
+def _is_grounded(new: frozenset[str], words: Sequence[frozenset[str]]) -> bool:
+    return not new or any(new & held for held in words)
+
+
+def _support(asks: frozenset[str], words: Sequence[frozenset[str]], near: float) -> float:
     """Mean of the nearest sentence's cosine and the best passage's share of the question's words."""
-    new = says - asks
-    if new and not any(new & held for held in words):
-        return 0.0
     share = max((len(asks & held) / len(asks) for held in words), default=0.0) if asks else near
     return (max(near, 0.0) + share) / 2
 

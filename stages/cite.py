@@ -67,10 +67,11 @@ class Cite:
 
     `encoder` and `dtype`: name the same as for Embed, and the weights are shared. `minimum`: support below
     which an answer is not believed, 0 to 1; support is the mean of the nearest sentence's cosine with the
-    question and the best passage's share of the question's words, and 0 where no passage has a word of the
-    answer. Of questions whose passages were taken away, 0.45 refuses 17 in 100 on HotpotQA, whose
-    distractors are near, 62 on XQuAD without the paragraph, 95 without the article; of questions whose
-    passages are there, 0 to 3 in 100. 0 believes everything.
+    question and the best passage's share of the question's words. Of questions whose passages were taken
+    away, 0.45 refuses 17 in 100 on HotpotQA, whose distractors are near, 62 on XQuAD without the
+    paragraph, 95 without the article; of questions whose passages are there, 0 to 3 in 100. 0 believes
+    everything; above it, an answer that no passage has a word of gives way to the passages' own sentence
+    nearest to the question, marked "extracted".
     `most`: citations of an answer without marks, at most.
     """
 
@@ -115,6 +116,8 @@ class Cite:
         """The answer with its citations, or unanswered where nothing supports it."""
         if evidence.support < self.minimum:
             return _Row("", "no passage supports an answer", dropped=case.dropped + len(case.numbers))
+        if self.minimum and not evidence.grounded:
+            return _extracted(case, evidence)
         marked = tuple(n - 1 for n in case.numbers if not far(evidence, n - 1))
         dropped = case.dropped + len(case.numbers) - len(marked)
         chosen = marked or cited(evidence, self.most)
@@ -127,6 +130,13 @@ class Cite:
 def says_absent(text: str) -> bool:
     """Whether a completion says that the passages do not answer the question."""
     return _ABSENT.search(text) is not None
+
+
+def _extracted(case: _Case, evidence: Evidence) -> _Row:
+    """The sentence nearest to the question, in place of an answer that no passage bears out."""
+    near = evidence.nearest
+    citation = _citation(case.passages[near.passage], near, float(evidence.scores[near.passage]))
+    return _Row(near.text, "", (citation,), "extracted", case.dropped + len(case.numbers))
 
 
 def _first_look(question: str, passages: tuple[Passage, ...], said: str) -> _Row | _Case:
