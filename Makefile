@@ -28,7 +28,7 @@ check: $(INSTALLED)
 	$(BIN)/python -m pytest -q
 
 bench: $(INSTALLED)
-	$(BIN)/python benchmarks/document_qa.py
+	$(BIN)/python -m benchmarks.document_qa
 
 clean:
 	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
