@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from pipeline import models
-from pipeline.errors import BadRowsError, RidgewayError, RowError, RowId
+from pipeline.errors import BadRowsError, GraphError, RidgewayError, RowError, RowId
 from pipeline.lookup import near_miss
 from pipeline.machine import Device
 from pipeline.values import Completions, Prompts
@@ -52,6 +52,16 @@ class Generate:
         if self.dtype not in weights.DTYPES:
             hint = near_miss(self.dtype, weights.DTYPES)
             raise RidgewayError(f"Generate: dtype is {self.dtype!r}{hint}")
+
+    def check(self, upstream: tuple[Any, ...]) -> None:
+        """Raise GraphError where the prompts leave less room than the answers may take."""
+        for stage in upstream:
+            reserve = getattr(stage, "reserve", self.max_new_tokens)
+            if reserve < self.max_new_tokens:
+                raise GraphError(
+                    f"max_new_tokens is {self.max_new_tokens}, but {type(stage).__name__} keeps only "
+                    f"{reserve} tokens free for the answer; raise its reserve, or lower max_new_tokens"
+                )
 
     def identity(self) -> Mapping[str, str | int]:
         """The model's fingerprint: answers of another model under the same name are other answers."""

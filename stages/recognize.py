@@ -22,7 +22,7 @@ class Recognize:
 
     min_confidence: float = 0.5
 
-    batch: ClassVar[int] = 4
+    batch: ClassVar[int] = 8
     shares: ClassVar[tuple[str, ...]] = ()  # the models do not depend on the threshold
 
     def __post_init__(self) -> None:

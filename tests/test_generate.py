@@ -10,13 +10,14 @@ import pytest
 from numpy.typing import NDArray
 
 from pipeline import models
-from pipeline.errors import BadRowsError, RidgewayError
+from pipeline.errors import BadRowsError, GraphError, RidgewayError
 from pipeline.machine import Device
 from pipeline.stage import check_portable, ports, state_key
 from pipeline.values import Completions, Prompts
 from stages.generate import Generate
 from stages.llm import weights
 from stages.llm.generate import Completion, generate
+from stages.prompt import WritePrompt
 from tests.tiny_llm import SPECIAL, save_tiny
 
 CPU = Device("cpu:0", 2)
@@ -247,3 +248,9 @@ def test_a_real_model_answers_alike_alone_and_in_a_batch() -> None:
     assert together == [answers(real, [p], 8)[0] for p in prompts]
     assert together[0] == Completion("The capital of France is Paris.", 8, "end")
     assert weights.window(SMOLLM2) == 8192
+
+
+def test_prompts_must_leave_room_for_the_answer() -> None:
+    with pytest.raises(GraphError, match="max_new_tokens is 100, but WritePrompt keeps only 64 tokens"):
+        Generate("any", max_new_tokens=100).check((WritePrompt("any"),))
+    Generate("any", max_new_tokens=64).check((WritePrompt("any"),))
