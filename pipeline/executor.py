@@ -22,6 +22,7 @@ import dask
 from distributed import Client, SpecCluster, Worker, WorkerPlugin, get_worker, secede
 from distributed import Scheduler as DaskScheduler
 from distributed.client import as_completed
+from distributed.scheduler import KilledWorker
 
 from pipeline.apply import Fault
 from pipeline.errors import Failure, PlanError
@@ -64,23 +65,23 @@ def _given(rows: Rows) -> Rows:
 def local_client(machine: Machine) -> Iterator[Client]:
     """A client whose workers are threads of this process, one named after each device of `machine`."""
     http = {"dashboard": False, "dashboard_address": "127.0.0.1:0"}
+    options = {"nthreads": 1, "memory_limit": 0, **http}
     workers = {
-        d.name: {
-            "cls": Worker,
-            "options": {"nthreads": 1, "memory_limit": 0, "resources": {"threads": d.threads}, **http},
-        }
+        d.name: {"cls": Worker, "options": {**options, "resources": {"threads": d.threads}}}
         for d in machine.devices
     }
     settings = {"distributed.scheduler.work-stealing": False}
-    with dask.config.set(settings), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        cluster = SpecCluster(
-            workers=workers,
-            scheduler={"cls": DaskScheduler, "options": {"protocol": "inproc://", **http}},
-            silence_logs=logging.ERROR,
-        )
-        with cluster, Client(cluster, set_as_default=False) as client:
-            yield client
+    with ExitStack() as stack:
+        with dask.config.set(settings), warnings.catch_warnings():  # not for the run: they are the process's
+            warnings.simplefilter("ignore")
+            cluster = SpecCluster(
+                workers=workers,
+                scheduler={"cls": DaskScheduler, "options": {"protocol": "inproc://", **http}},
+                silence_logs=logging.ERROR,
+            )
+            stack.enter_context(cluster)
+            client = stack.enter_context(Client(cluster, set_as_default=False))
+        yield client
 
 
 def lanes(client: Client) -> tuple[Machine, dict[str, str]]:
@@ -196,7 +197,8 @@ class _Obey:
         """What became of a task."""
         if not isinstance(result, Report):
             error = result[1] if isinstance(result, tuple) else result
-            return Failed(task.task, Fault("worker died", f"{type(error).__name__}: {error}"))
+            category = "worker died" if isinstance(error, KilledWorker) else "bug"
+            return Failed(task.task, Fault(category, f"{type(error).__name__}: {error}"))
         if result.fatal is not None:
             raise result.fatal
         span = (result.start - self._started, result.end - self._started)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from typing import NamedTuple, TypeVar
+import itertools
+from collections import defaultdict, deque
+from collections.abc import Mapping
+from heapq import heappop, heappush
+from typing import Generic, NamedTuple, TypeVar
 
 from pipeline.errors import Failure, RowId
 from pipeline.events import Emit, Free, Instruction, Key, Part
@@ -21,6 +24,26 @@ class Item(NamedTuple):
 
 
 Held = TypeVar("Held", Item, Failure, Item | Failure)
+What = TypeVar("What")
+
+
+class Ready(Generic[What]):
+    """What can run: the longest first, so that rows of like length share a batch; then what came first."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int, What]] = []
+        self._numbers = itertools.count()
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def add(self, length: int, what: What) -> None:
+        """One more, of this length."""
+        heappush(self._heap, (-length, next(self._numbers), what))
+
+    def take(self, most: int) -> list[What]:
+        """The next `most`, or as many as there are; they are ready no more."""
+        return [heappop(self._heap)[2] for _ in range(min(most, len(self._heap)))]
 
 
 class Holds:
@@ -74,10 +97,12 @@ class Outlets:
         self._holds = holds
         self._found: dict[str, dict[RowId, dict[RowId, Item | Failure]]] = {o: {} for o in program.outputs}
         self._waiting: dict[str, dict[RowId, bool]] = {o: {} for o in program.outputs}
+        self._order: dict[str, deque[RowId]] = {}
 
     def expect(self, output: str, roots: tuple[RowId, ...]) -> None:
         """The inputs that `output` owes."""
         self._waiting[output] = dict.fromkeys(roots, False)
+        self._order[output] = deque(roots)
 
     def record(self, producer: str, row: RowId, item: Item | Failure) -> None:
         """A row of `producer`, which may be an output."""
@@ -100,8 +125,9 @@ class Outlets:
         if not self._ordered:
             self._emit(output, root)
             return
-        while waiting and waiting[first := next(iter(waiting))]:
-            self._emit(output, first)
+        order = self._order[output]
+        while order and waiting[order[0]]:
+            self._emit(output, order.popleft())
 
     @property
     def empty(self) -> bool:
@@ -117,6 +143,11 @@ class Outlets:
         self._said.append(Emit(output, root, parts, tuple(failures)))
         for item in items:
             self._holds.release(item)
+
+
+def length_of(ports: Mapping[str, tuple[Item, ...]]) -> int:
+    """The cost hint of an instance: that of the longest row it reads."""
+    return max((i.length for items in ports.values() for i in items), default=0)
 
 
 def parts_of(items: list[Item]) -> tuple[Part, ...]:

@@ -6,7 +6,7 @@ batches; a batch that fails is halved until the bad row stands alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,11 +58,10 @@ def run_local(graph: Graph, inputs: Mapping[str, Rows], device: Device | None = 
     for n in program.nodes:
         if not n.scope:
             loop.run(n)
-    found = [
-        collect(name, root, loop.tables[producer], graph.type_of(graph.outputs[name]))
-        for name, producer in program.outputs.items()
-        for root in (inputs[program.roots[name]].ids if program.roots[name] else [()])
-    ]
+    found: list[Result] = []
+    for name, producer in program.outputs.items():
+        roots = inputs[program.roots[name]].ids if program.roots[name] else ((),)
+        found += collect(name, roots, loop.tables[producer], graph.type_of(graph.outputs[name]))
     return Outcome(tuple(found), tuple(loop.failures))
 
 
@@ -88,11 +87,15 @@ def check_inputs(graph: Graph, inputs: Mapping[str, Rows]) -> None:
             raise GraphError(f"input {name!r}: ids must be distinct and of one element", "inputs", name)
 
 
-def collect(output: str, root: RowId, table: Table, kind: type[Rows]) -> Result:
-    """The result of one input row: all rows and failures under its id, sorted by id."""
-    found = [table[i] for i in sorted((i for i in table if i[: len(root)] == root), key=row_order)]
-    rows = kind.concat([r for r in found if isinstance(r, Rows)])
-    return Result(output, root, rows, tuple(dict.fromkeys(f for f in found if isinstance(f, Failure))))
+def collect(output: str, roots: tuple[RowId, ...], table: Table, kind: type[Rows]) -> Iterator[Result]:
+    """The result of each input row: all rows and failures under its id, sorted by id."""
+    below: dict[RowId, list[Rows | Failure]] = {root: [] for root in roots}
+    for i in sorted(table, key=row_order):
+        below[i[: len(roots[0])]].append(table[i])
+    for root, found in below.items():
+        rows = kind.concat([r for r in found if isinstance(r, Rows)])
+        failures = dict.fromkeys(f for f in found if isinstance(f, Failure))
+        yield Result(output, root, rows, tuple(failures))
 
 
 @dataclass(slots=True)
@@ -113,14 +116,9 @@ class _Loop:
             self.tables[n.name] = self._map(n)
 
     def _map(self, step: Step) -> Table:
-        made: Table = {}
         joined = self._joined(step)
-        good = []
-        for i, row in joined.items():
-            if isinstance(row, Failure):
-                made[i] = row
-            else:
-                good.append(row)
+        made: Table = {i: row for i, row in joined.items() if isinstance(row, Failure)}
+        good = [row for row in joined.values() if not isinstance(row, Failure)]
         size = step.batch or batch_size(step.stage)
         for start in range(0, len(good), size):
             made |= self._batch(step, good[start : start + size])
@@ -208,7 +206,8 @@ class _Loop:
             for e in turn.edges:
                 entry = f"{turn.name}/{e.port}"
                 if isinstance(row, Failure):
-                    outputs = {name: {**table, i: row} for name, table in outputs.items()}
+                    for table in outputs.values():
+                        table[i] = row
                 elif entry in current:
                     current[entry][i] = row[e.port]
         for round_ in range(turn.max_rounds):

@@ -9,6 +9,7 @@ from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 from pipeline.errors import GraphError
+from pipeline.stage import gathers
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,12 @@ class Node:
         if self.batch is not None and self.batch < 1:
             raise GraphError(
                 f"node {self.name!r}: batch must be 1 or more, found {self.batch!r}",
+                "stages", self.name, "batch",
+            )  # fmt: skip
+        if self.batch is not None and gathers(self.stage) is not None:
+            raise GraphError(
+                f"node {self.name!r}: {type(self.stage).__name__} gathers all rows of a group at once, "
+                f"so a batch size has no effect; remove it",
                 "stages", self.name, "batch",
             )  # fmt: skip
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pipeline.errors import PlanError
 from pipeline.machine import Device, Machine
 from pipeline.program import Program, Step
-from pipeline.stage import accelerated, batch_size
+from pipeline.stage import accelerated, batch_size, gathers
 
 WINDOW_BYTES = 1 << 30
 """Bytes of values that may wait between steps before new work is held back."""
@@ -21,7 +21,7 @@ WINDOW_BYTES = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """`devices`: the lanes a step may run on; `batch`: the most rows at once."""
+    """`devices`: the lanes a step may run on; `batch`: the most rows at once, or groups if it gathers."""
 
     devices: tuple[str, ...]
     batch: int
@@ -55,4 +55,5 @@ def _placement(step: Step, machine: Machine) -> Placement:
             lanes = (machine.device(step.device),)
         except PlanError as error:
             raise PlanError(f"step {step.name!r} is pinned to device {step.device!r}: {error}") from None
-    return Placement(tuple(d.name for d in lanes), step.batch or batch_size(step.stage))
+    batch = 1 if gathers(step.stage) is not None else step.batch or batch_size(step.stage)
+    return Placement(tuple(d.name for d in lanes), batch)

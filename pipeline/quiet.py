@@ -14,6 +14,9 @@ from pipeline.errors import RowId
 from pipeline.program import Step, Turn
 from pipeline.wiring import Wiring
 
+MEMO = 1 << 16
+"""Quiet places to remember; what is forgotten is worked out again."""
+
 Place = tuple[tuple[int, ...], RowId]
 """Where a row is: the round of each loop around it, and its id."""
 
@@ -53,6 +56,8 @@ class Quiet:
         if self._live.get((n.name, at)):
             return False
         if (n.name, at) not in self._quiet and self.is_fed(n, at):
+            if len(self._quiet) >= MEMO:
+                self._quiet.clear()
             self._quiet.add((n.name, at))
         return (n.name, at) in self._quiet
 

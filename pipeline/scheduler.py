@@ -10,7 +10,6 @@ Nothing here reads a clock, a random number or a file: the same events give the 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pipeline.events import Done, Event, Failed, Instruction, Key, Meta, Start, Submit
@@ -18,7 +17,7 @@ from pipeline.holds import Item, parts_of
 from pipeline.plan import Plan
 from pipeline.program import Program, Step
 from pipeline.quiet import Place
-from pipeline.stage import expands, gathers
+from pipeline.stage import expands
 from pipeline.tracking import Tracker
 
 QUEUED = 2
@@ -67,7 +66,7 @@ class Scheduler:
         return self._rows.holds.live_bytes
 
     def handle(self, event: Event) -> list[Instruction]:
-        """Take in what happened; returns what to do, in order."""
+        """Take in what happened; returns what to do, in order: no lane waits while results leave."""
         if isinstance(event, Start):
             self._start(event)
         elif isinstance(event, Done):
@@ -75,7 +74,7 @@ class Scheduler:
         elif isinstance(event, Failed):
             self._failed(event)
         self._dispatch()
-        said = list(self._rows.said)
+        said = sorted(self._rows.said, key=lambda s: not isinstance(s, Submit))
         self._rows.said.clear()
         return said
 
@@ -149,10 +148,11 @@ class Scheduler:
         return any(self._flying[a] or self._rows.ready[a] or self._again[a] for a in self._above[step.name])
 
     def _size(self, step: Step) -> int:
-        return 1 if gathers(step.stage) is not None else self._plan.placements[step.name].batch
+        return self._plan.placements[step.name].batch
 
     def _submit(self, step: Step, device: str) -> None:
-        rows = self._again[step.name].pop() if self._again[step.name] else self._fill(step)
+        again, ready = self._again[step.name], self._rows.ready[step.name]
+        rows = again.pop() if again else dict(ready.take(self._size(step)))
         ports = {e.port: dict.fromkeys(i for row in rows.values() for i in row[e.port]) for e in step.edges}
         self._numbers += 1
         self._tasks[self._numbers] = _Task(step, device, rows)
@@ -160,16 +160,6 @@ class Scheduler:
         self._flying[step.name] += 1
         parts = tuple((port, parts_of(list(items))) for port, items in ports.items())
         self._rows.said.append(Submit(self._numbers, step.name, device, parts, tuple(p[1] for p in rows)))
-
-    def _fill(self, step: Step) -> _Batch:
-        """The next batch: the longest rows first, so that rows of like length share a batch."""
-        ready = self._rows.ready[step.name]
-        places = sorted(ready, key=lambda p: -_length(ready[p]))[: self._size(step)]
-        return {p: ready.pop(p) for p in places}
-
-
-def _length(ports: Mapping[str, tuple[Item, ...]]) -> int:
-    return max((i.length for items in ports.values() for i in items), default=0)
 
 
 def _items(key: Key, meta: Meta) -> list[Item]:

@@ -13,21 +13,24 @@ from collections.abc import Iterable, Mapping
 
 from pipeline.errors import Failure, RowId
 from pipeline.events import Fail, Instruction
-from pipeline.holds import Holds, Item, Outlets
+from pipeline.holds import Holds, Item, Outlets, Ready, length_of
 from pipeline.program import Edge, Program, Step, Turn
-from pipeline.quiet import Place, Quiet, touched, under
+from pipeline.quiet import Place, Quiet, touched
 from pipeline.stage import expands
 from pipeline.wiring import Wiring, owned, produces
 
+Instance = tuple[Place, dict[str, tuple[Item, ...]]]
+"""A place of a step, and the rows that it reads there by port."""
+
 
 class Tracker:
-    """The rows of one run. `ready`: of each step, the instances that can run: place to port to items."""
+    """The rows of one run. `ready`: of each step, the instances that can run."""
 
     def __init__(self, program: Program, ordered: bool) -> None:
         self.said: list[Instruction] = []
         self.holds = Holds(self.said)
         self.outlets = Outlets(program, ordered, self.said, self.holds)
-        self.ready: dict[str, dict[Place, dict[str, tuple[Item, ...]]]] = {s.name: {} for s in program.steps}
+        self.ready: dict[str, Ready[Instance]] = {s.name: Ready() for s in program.steps}
         self._program = program
         self._wiring = Wiring(program)
         self._nodes, self._groups = self._wiring.nodes, self._wiring.groups
@@ -38,7 +41,7 @@ class Tracker:
         self._fired: set[tuple[str, Place]] = set()
         self._shared: dict[tuple[str, str], dict[Place, Item]] = defaultdict(dict)
         self._tombs: dict[tuple[str, str], dict[Place, Failure]] = defaultdict(dict)
-        self._blocked: dict[tuple[str, str, Place], list[Place]] = defaultdict(list)
+        self._blocked: dict[tuple[str, str, Place], dict[Place, None]] = defaultdict(dict)
         self._dead: set[tuple[str, Place]] = set()
         self._leaving: dict[tuple[str, Place], dict[str, Item | Failure]] = defaultdict(dict)
 
@@ -69,6 +72,7 @@ class Tracker:
         """These instances ran (`good`) or failed, and their rows are handed on: forget what they read."""
         for place in places:
             if step.name in self._groups:
+                self._fired.discard((step.name, place))
                 items = [i for ports in self._gathered[step.name].pop(place).values() for i in ports.values()]
             else:
                 items = list(self._waiting[step.name].pop(place).values())
@@ -130,13 +134,13 @@ class Tracker:
                     return self._give_up(n, place, failure)
                 item = self._shared[n.name, e.port].get(at)
                 if item is None:
-                    self._blocked[n.name, e.port, at].append(place)
+                    self._blocked[n.name, e.port, at][place] = None
             if item is None:
                 return None
             found[e.port] = (item,)
         if isinstance(n, Turn):
             return self._enter(n, place)
-        self.ready[n.name][place] = found
+        self.ready[n.name].add(length_of(found), (place, found))
         return None
 
     # rows that will never come
@@ -147,7 +151,8 @@ class Tracker:
             return
         if not owned(n, e):
             self._tombs[n.name, e.port][place] = failure
-        for waiting in [w for w in self._waiting[n.name] if under(w, place)]:
+            self._blocked.pop((n.name, e.port, place), None)
+        for waiting in touched(self._waiting[n.name], place, len(n.scope), n.depth):
             self._give_up(n, waiting, failure)
         if owned(n, e) and (n.name, place) not in self._dead:
             self._dead.add((n.name, place))
@@ -168,8 +173,8 @@ class Tracker:
 
     def _tomb(self, name: str, port: str, at: Place) -> Failure | None:
         tombs = self._tombs.get((name, port), {})
-        found = (tombs.get((at[0], at[1][:k])) for k in range(len(at[1]) + 1)) if tombs else iter(())
-        return next((f for f in found if f), None)
+        above = ((at[0], at[1][:k]) for k in range(len(at[1]) + 1)) if tombs else ()
+        return next((tombs[p] for p in above if p in tombs), None)
 
     # loops
 
@@ -233,7 +238,8 @@ class Tracker:
             return
         self._fired.add((n.name, group))
         rows = [r for r in self._gathered[n.name][group].values() if len(r) == len(n.edges)]
-        self.ready[n.name][group] = {e.port: tuple(r[e.port] for r in rows) for e in n.edges}
+        found = {e.port: tuple(r[e.port] for r in rows) for e in n.edges}
+        self.ready[n.name].add(length_of(found), (group, found))
 
     def _forget(self, n: Step | Turn, e: Edge, place: Place) -> None:
         """Let go of the rows of a shared port that nobody will read any more."""

@@ -71,7 +71,8 @@ def _node(draw: Any, name: str, ref: Any) -> Node:
         "plus": Plus(1, draw(bad)), "picky": Picky(draw(st.integers(2, 9))), "fan": Fan(4, draw(bad)),
         "all": Total(0), "each": Total(1),
     }[kind]  # fmt: skip
-    return node(name, stage, a=a, batch=draw(st.sampled_from([None, 1, 2, 3])))
+    batch = None if isinstance(stage, Total) else draw(st.sampled_from([None, 1, 2, 3]))
+    return node(name, stage, a=a, batch=batch)
 
 
 def _graph(nodes: list[Node]) -> Graph:

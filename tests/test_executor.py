@@ -269,6 +269,36 @@ def test_the_row_that_kills_its_worker_fails_and_the_run_ends() -> None:
     assert [r.id for r in outcome_.results] == [(f"r{i}",) for i in range(6)]
 
 
+def unreadable() -> Any:
+    raise ModuleNotFoundError("No module named 'mine'")
+
+
+class Foreign:
+    """Arrives where its module is not."""
+
+    def __reduce__(self) -> Any:
+        return unreadable, ()
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    what: Foreign
+
+    def run(self, state: Any, a: Numbers) -> Numbers:
+        return a
+
+
+def test_a_task_that_cannot_be_read_where_it_arrives_is_no_dead_worker(client: Client) -> None:
+    made = outcome(run(chain(Holding(Foreign())), many(1), client))
+    assert [f.category for f in made.failures] == ["bug"]
+
+
+def test_warnings_of_the_user_are_heard_while_our_lanes_run() -> None:
+    before = list(warnings.filters)
+    with local_client(LANES):
+        assert list(warnings.filters) == before
+
+
 # what goes to the workers
 
 

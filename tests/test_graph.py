@@ -11,7 +11,7 @@ import pytest
 from pipeline.errors import GraphError
 from pipeline.graph import Graph, Loop, Node, node
 from pipeline.values import Rows
-from tests.toys import Collatz, Fan, Flags, Join, Numbers, Plus, Strip, numbers
+from tests.toys import Collatz, Fan, Flags, Join, Numbers, Plus, Strip, Total, numbers
 
 IN: dict[str, type[Rows]] = {"docs": Numbers}
 
@@ -207,3 +207,8 @@ def test_rows_of_a_subtype_pass() -> None:
 
     Graph({"docs": More}, (node("a", Plus(), a="docs"),), {"out": "a"})
     assert More(numbers(a=1).ids, (1,), (2,)).x == (1,)
+
+
+def test_a_batch_size_that_would_have_no_effect_is_refused() -> None:
+    with pytest.raises(GraphError, match="'all': Total gathers all rows of a group at once"):
+        node("all", Total(), a="n", batch=4)

@@ -51,7 +51,7 @@ def test_many_rows_become_one_in_the_order_of_their_ids() -> None:
 
 
 def test_numbers_in_ids_are_ordered_as_numbers() -> None:
-    nodes = (node("f", Fan(100), a="docs"), node("t", Total(1), a="f", batch=1))
+    nodes = (node("f", Fan(100), a="docs", batch=1), node("t", Total(1), a="f"))
     expected = sum((k + 1) * (110 + k) for k in range(11))
     assert results(outcome({"docs": numbers(a=11)}, *nodes)) == {("a",): expected}
 

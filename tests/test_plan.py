@@ -11,7 +11,7 @@ from pipeline.graph import Graph, node
 from pipeline.machine import Device, Machine, cores
 from pipeline.plan import Plan, place
 from pipeline.program import flatten
-from tests.toys import Numbers, Plus
+from tests.toys import Fan, Numbers, Plus, Total
 
 CPU = Machine((Device("cpu:0", 4),))
 CUDA = Machine((Device("cpu:0", 4), Device("cuda:0"), Device("cuda:1")))
@@ -69,6 +69,13 @@ def test_the_batch_is_the_nodes_else_the_stages_else_64() -> None:
     assert plan(Heavy(), CPU, batch=3).placements["s"].batch == 3
     assert plan(Heavy(), CPU).placements["s"].batch == 7
     assert plan(Plus(), CPU).placements["s"].batch == 64
+
+
+def test_a_gathering_step_takes_a_group_at_a_time() -> None:
+    nodes = (node("f", Fan(), a="docs"), node("t", Total(1), a="f"))
+    made = place(flatten(Graph({"docs": Numbers}, nodes, {"out": "t"})), CPU)
+    assert made.placements["t"].batch == 1
+    assert made.table()[1] == ("t", "cpu:0 (4 threads)", "1")
 
 
 def test_the_table_shows_devices_threads_and_batches() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -14,6 +15,7 @@ from pipeline.apply import Fault
 from pipeline.errors import Failure, RowId
 from pipeline.events import Done, Emit, Event, Fail, Failed, Free, Instruction, Start, Submit
 from pipeline.graph import Graph, Loop, Node, node
+from pipeline.holds import Item, length_of
 from pipeline.local import Outcome, run_local
 from pipeline.machine import Device, Machine
 from pipeline.plan import Plan, place
@@ -112,6 +114,20 @@ def test_rows_of_like_length_share_a_batch_the_longest_first() -> None:
     assert [t.owed for t in driver.log if isinstance(t, Submit)] == [(("b",), ("d",)), (("c",), ("a",))]
 
 
+def test_each_row_is_weighed_once_however_many_batches_leave_before_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    weighed: list[object] = []
+
+    def weigh(ports: dict[str, tuple[Item, ...]]) -> int:
+        weighed.append(ports)
+        return length_of(ports)
+
+    monkeypatch.setattr("pipeline.tracking.length_of", weigh)
+    Driver(graph(node("a", Plus(), a="docs", batch=2))).run({"docs": many(100)})
+    assert len(weighed) == 100
+
+
 def test_no_lane_gets_more_than_it_can_hold_and_all_lanes_work() -> None:
     driver = Driver(graph(node("a", Plus(), a="docs", batch=1)))
     driver.tell(Start((("docs", meta(*"abcdefgh")),)))
@@ -163,6 +179,28 @@ def test_a_row_that_fails_in_its_second_round_leaves_and_the_others_go_on() -> N
     assert [(r.id, [f.stage for f in r.failures]) for r in outcome.results] == [
         (("a",), ["turn/go"]), (("b",), []), (("c",), ["turn/go"]),
     ]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Three:
+    """Sums three ports, the last of the whole corpus."""
+
+    def run(self, state: Any, a: Numbers, b: Numbers, c: Numbers) -> Numbers:
+        return Numbers(a.ids, tuple(x + y + c.x[0] for x, y in zip(a.x, b.x, strict=True)))
+
+
+@pytest.mark.parametrize("order", ["nmk", "knm", "nkm"])
+def test_a_row_that_waits_for_a_shared_one_enters_its_loop_once(order: str) -> None:
+    """Two carried rows come before the shared one, and each asks for it."""
+    inner = (node("s", Three(), a="n", b="m", c="k"), node("go", Collatz(), a="s"),
+             node("bare", Strip(), a="go"))  # fmt: skip
+    body = Graph(dict.fromkeys("nmk", Numbers), inner, {"next": "bare", "sum": "s", "flags": "go"})
+    reads = {"n": "docs", "m": "p", "k": "late"}
+    turn = Node("turn", Loop(body, {"n": "next", "m": "sum"}, "flags", 3), {k: reads[k] for k in order})
+    slow = (node("s1", Plus(), a="asks"), node("s2", Plus(), a="s1"), node("late", Total(0), a="s2"))
+    made = graph(node("p", Plus(), a="docs"), *slow, turn, out="turn.next")
+    inputs: dict[str, Rows] = {"docs": numbers(a=3, b=5), "asks": numbers(x=1)}
+    assert essence(Driver(made).run(inputs)) == essence(run_local(made, inputs))
 
 
 # faults
@@ -287,6 +325,18 @@ def test_what_nobody_reads_is_freed_at_once() -> None:
     assert Free(1) in driver.log
 
 
+@pytest.mark.parametrize("memo", [1, 1 << 16])
+def test_what_is_remembered_of_finished_rows_is_bounded(memo: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.quiet.MEMO", memo)
+    nodes = (node("f", Fan(4), a="docs"), node("p", Join(), a="f", b="docs"), node("t", Total(1), a="p"))
+    inputs: dict[str, Rows] = {"docs": numbers(**{f"r{i}": i for i in range(50)})}
+    driver = Driver(graph(*nodes))
+    assert essence(driver.run(inputs)) == essence(run_local(driver.graph, inputs))
+    tracker = driver.scheduler._rows
+    assert len(tracker._quiet._quiet) <= memo
+    assert not tracker._fired
+
+
 CHAIN = tuple(node(f"s{i}", Plus(), a=f"s{i - 1}" if i else "docs", batch=1) for i in range(4))
 
 
@@ -355,6 +405,14 @@ def test_an_input_that_is_ready_leaves_while_others_run() -> None:
     driver = Driver(graph(node("a", Plus(), a="docs", batch=1)))
     driver.run({"docs": many(8)})
     assert driver.log.index(next(e for e in driver.log if isinstance(e, Emit))) < len(driver.log) / 3
+
+
+def test_new_work_goes_out_before_results_do() -> None:
+    """Who takes a result may take long over it."""
+    scheduler = Scheduler(*program(node("a", Plus(), a="docs", batch=1), machine=ONE))
+    first = submits(scheduler.handle(Start((("docs", meta(*"abcd")),))))[0]
+    kinds = [type(s) for s in scheduler.handle(Done(first.task, meta("a")))]
+    assert kinds == [Submit, Emit, Free]
 
 
 def test_each_output_has_every_input_once() -> None:
