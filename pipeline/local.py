@@ -144,7 +144,7 @@ class _Loop:
 
     def _joined(self, step: Step | Turn) -> dict[RowId, dict[str, Rows] | Failure]:
         """Every row of `step` by id, with what it reads from each port; or the failure in its way."""
-        aligned = [e for e in step.edges if e.depth == step.depth]
+        aligned = [e for e in step.edges if e.depth == step.depth and e.scope == len(step.scope)]
         keys = dict.fromkeys(i for e in aligned for i in self.tables[e.producer])
         found: dict[RowId, dict[str, Rows] | Failure] = {}
         for i in keys:

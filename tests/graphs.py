@@ -40,6 +40,21 @@ def fanning_body(draw: Any) -> Loop:
     return Loop(graph, {"n": "next"}, "flags", draw(st.integers(1, 3)))
 
 
+def carrying_body(draw: Any) -> Loop:
+    """Two values go round together; inside them, another loop."""
+    nodes = (
+        node("inner", plain_body(draw), n="n"),
+        node("both", Join(), a="inner.next", b="k"),
+        node("sum", Join(), a="both", b="m"),
+        node("go", Collatz(draw(bad)), a="sum"),
+        node("bare", Strip(), a="go"),
+        node("more", Plus(1, draw(bad)), a="m"),
+    )
+    inputs = {"n": Numbers, "m": Numbers, "k": Numbers}
+    graph = Graph(inputs, nodes, {"next": "bare", "flags": "go", "more": "more"})
+    return Loop(graph, {"n": "next", "m": "more"}, "flags", draw(st.integers(1, 3)))
+
+
 @st.composite
 def graphs(draw: Any) -> Graph:
     """A graph of up to seven nodes over the inputs `docs`, `asks` and `all`, a row of the whole corpus."""
@@ -59,7 +74,7 @@ def graphs(draw: Any) -> Graph:
 
 
 def _node(draw: Any, name: str, ref: Any) -> Node:
-    kind = draw(st.sampled_from(["plus", "picky", "join", "fan", "all", "each", "loop", "fanloop"]))
+    kind = draw(st.sampled_from(["plus", "picky", "join", "fan", "all", "each", "loop", "fanloop", "carry"]))
     a = draw(ref)
     if kind == "join":
         return node(name, Join(), a=a, b=draw(ref))
@@ -67,6 +82,8 @@ def _node(draw: Any, name: str, ref: Any) -> Node:
         return node(name, plain_body(draw), n=a)
     if kind == "fanloop":
         return node(name, fanning_body(draw), n=a, k=draw(ref))
+    if kind == "carry":
+        return node(name, carrying_body(draw), n=a, m=draw(st.one_of(st.just(a), ref)), k=draw(ref))
     stage = {
         "plus": Plus(1, draw(bad)), "picky": Picky(draw(st.integers(2, 9))), "fan": Fan(4, draw(bad)),
         "all": Total(0), "each": Total(1),

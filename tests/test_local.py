@@ -221,3 +221,19 @@ def test_whole_rows_are_one_row() -> None:
 def test_results_come_in_the_order_of_the_inputs() -> None:
     made = outcome({"docs": numbers(z=1, a=2, m=3)}, node("p", Plus(), a="docs", batch=1))
     assert [r.id for r in made.results] == [("z",), ("a",), ("m",)]
+
+
+def test_a_row_that_failed_before_a_loop_is_not_looked_for_inside() -> None:
+    again = (
+        node("both", Join(), a="n", b="k"),
+        node("go", Collatz(), a="both"),
+        node("bare", Strip(), a="go"),
+    )
+    body = Graph({"n": Numbers, "k": Numbers}, again, {"next": "bare", "flags": "go"})
+    loop = Loop(body, {"n": "next"}, "flags", 3)
+    nodes = (node("p", Plus(0, bad=7), a="docs"), node("loop", loop, n="docs", k="p"))
+    found = run_local(Graph({"docs": Numbers}, nodes, {"out": "loop.next"}), {"docs": numbers(a=7, b=2)})
+    assert [(r.id, r.rows.ids, len(r.failures)) for r in found.results] == [
+        (("a",), (), 1),
+        (("b",), (("b",),), 0),
+    ]
