@@ -34,7 +34,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from typing import Any, Protocol
 
-from pipeline.errors import GraphError, RowId
+from pipeline.errors import GraphError, RidgewayError, RowId
 from pipeline.lookup import load
 from pipeline.machine import Device
 from pipeline.values import Rows
@@ -123,9 +123,18 @@ def state_key(stage: Any) -> tuple[Any, ...]:
 
 
 def open_stage(stage: Any, device: Device) -> Any:
-    """The stage's state on `device`: what its `open` returns, None where it has none. Slow."""
+    """The stage's state on `device`: what its `open` returns, None where it has none. Slow.
+
+    Raises RidgewayError where it cannot be opened: no row could be processed, so none is to be blamed.
+    """
     opener = getattr(stage, "open", None)
-    return opener(device) if opener is not None else None
+    try:
+        return opener(device) if opener is not None else None
+    except RidgewayError:
+        raise
+    except Exception as error:
+        what = f"stage {type(stage).__name__} cannot be opened on {device.name}"
+        raise RidgewayError(f"{what}: {type(error).__name__}: {error}") from error
 
 
 def check_outputs(stage: Any, owed: tuple[RowId, ...], made: Rows) -> None:
