@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pipeline.errors import RidgewayError
-from pipeline.options import Allow, Cluster, Documents, File, Json, Quiet, Reindex, Set, Verbose
-from pipeline.report import console, finish, print_json, show, table
+from pipeline.options import Allow, Cluster, Documents, File, Index, Json, Out, Quiet, Reindex, Set, Verbose
+from pipeline.report import console, finish, mistakes_told, print_json, show, show_scores, table
 from pipeline.shell import do, made_by, settle, speak
 
 if TYPE_CHECKING:
@@ -35,11 +34,9 @@ app = typer.Typer(
 def run(
     file: File,
     questions: Annotated[Path, typer.Option("--questions", help="JSONL, CSV or TXT.", show_default=False)],
-    out: Annotated[Path, typer.Option(help="Run folder: answers, errors, index.")] = Path("run"),
+    out: Out = Path("run"),
     documents: Documents = [],  # noqa: B006
-    index: Annotated[
-        Path | None, typer.Option(help="Folder of an index that exists; default: --out.")
-    ] = None,
+    index: Index = None,
     reindex: Reindex = False,
     parquet: Annotated[bool, typer.Option(help="Also write answers.parquet.")] = False,
     scheduler: Cluster = "",
@@ -53,9 +50,10 @@ def run(
     from pipeline import questions as question_files
 
     speak(verbose, quiet or as_json)
-    graph = _load(file, index or out, settings, allow)
+    graph = _load(file, (index or out).absolute(), settings, allow)
     asked = question_files.read(questions)
-    summary = do(_task(graph, out, index or out, documents, asked, reindex), scheduler, quiet or as_json)
+    task = _task(graph, out, index or out, documents, asked, reindex, _kept(file, settings, allow))
+    summary = do(task, scheduler, quiet or as_json)
     if parquet:
         from pipeline.records import write_parquet
 
@@ -68,7 +66,7 @@ def run(
 def index(
     file: File,
     documents: Documents,
-    out: Annotated[Path, typer.Option(help="Folder for the index.")] = Path("run"),
+    out: Out = Path("run"),
     reindex: Reindex = False,
     scheduler: Cluster = "",
     settings: Set = [],  # noqa: B006
@@ -79,8 +77,9 @@ def index(
 ) -> None:
     """Read documents and build their index, without asking anything."""
     speak(verbose, quiet or as_json)
-    graph = _load(file, out, settings, allow)
-    summary = do(_task(graph, out, out, documents, None, reindex), scheduler, quiet or as_json)
+    graph = _load(file, out.absolute(), settings, allow)
+    task = _task(graph, out, out, documents, None, reindex, _kept(file, settings, allow))
+    summary = do(task, scheduler, quiet or as_json)
     finish(summary, out, as_json, quiet, answers=False)
     raise typer.Exit(summary.exit_code)
 
@@ -104,7 +103,7 @@ def ask(
     from pipeline.records import read_lines
 
     speak(verbose, quiet or as_json)
-    graph = _load(file or made_by(index), index, settings, allow)
+    graph = _load(file or made_by(index), index.absolute(), settings, allow)
     with tempfile.TemporaryDirectory(prefix="ridgeway-") as folder:
         out = Path(folder)
         task = _task(graph, out, index, [], Questions((Question("question", question, documents),)), False)
@@ -200,23 +199,17 @@ def evaluate(
     from pipeline import questions as question_files
 
     scores = evaluation.score(run_folder, question_files.read(questions))
-    if as_json:
-        print_json(scores.as_dict())
-    else:
-        table(console(), ("score", "value", "questions"), [tuple(map(str, row)) for row in scores.table()])
+    print_json(scores.as_dict()) if as_json else show_scores(scores)
 
 
 def main() -> None:
     """The entry point: errors of the user's end with exit code 2 and one line."""
     settle()
-    try:
+    with mistakes_told():
         app()
-    except RidgewayError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
 
 
-def _load(file: Path, run_folder: Path, settings: list[str], allow: list[str]) -> Graph:
+def _load(file: Path, run_folder: Path | str, settings: list[str], allow: list[str]) -> Graph:
     """The graph of a pipeline file, with RUN standing for the folder of the index."""
     from pipeline.config import load
     from stages import STAGES
@@ -225,16 +218,23 @@ def _load(file: Path, run_folder: Path, settings: list[str], allow: list[str]) -
     return load(file, STAGES, {**os.environ, "RUN": str(run_folder)}, tuple(settings), tuple(allow))
 
 
-def _task(graph: Graph, out: Path, index: Path, documents: list[str], asked: Any, reindex: bool) -> Task:
-    """The job that the command line asks for, with the documents found on disk."""
+def _kept(file: Path, settings: list[str], allow: list[str]) -> str:
+    """The pipeline as a run folder keeps it: RUN stays a variable, so that the folder can be moved."""
     from pipeline.config import dump
-    from pipeline.run_folder import Task
-    from pipeline.versions import versions
     from stages import STAGES
 
-    task = Task(
-        graph, out, index, questions=asked, reindex=reindex, pipeline=dump(graph, STAGES), versions=versions()
-    )
+    mark = "RIDGEWAY-RUN-FOLDER"
+    return dump(_load(file, mark, settings, allow), STAGES).replace(mark, "${RUN:-run}")
+
+
+def _task(
+    graph: Graph, out: Path, index: Path, documents: list[str], asked: Any, reindex: bool, kept: str = ""
+) -> Task:
+    """The job that the command line asks for, with the documents found on disk."""
+    from pipeline.run_folder import Task
+    from pipeline.versions import versions
+
+    task = Task(graph, out, index, questions=asked, reindex=reindex, pipeline=kept, versions=versions())
     if not documents:
         return task
     from vision.files import crawl

@@ -15,9 +15,10 @@ Stages come from the table that the caller passes; others only from modules that
 
 from __future__ import annotations
 
+import re
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -115,14 +116,14 @@ class _Builder:
         outputs = self.names(data["outputs"], (*at, "outputs"))
         return self.checked(at, lambda: Graph(kinds, made, outputs))
 
-    def checked(self, at: At, make: Callable[[], T]) -> T:
-        """What `make` makes; its errors are told with their place."""
+    def checked(self, at: At, make: Callable[[], T], keys: Collection[str] = ()) -> T:
+        """What `make` makes; its errors are told with their place: that of the first of `keys` they name."""
         try:
             return make()
-        except GraphError as error:
-            raise self.document.error((*at, *error.at), str(error)) from None
         except (RidgewayError, TypeError, ValueError) as error:
-            raise self.document.error(at, str(error)) from None
+            named = tuple(word for word in re.findall(r"\w+", str(error)) if word in keys)
+            below = getattr(error, "at", ()) or named[:1]
+            raise self.document.error((*at, *below), str(error)) from None
 
     def kind(self, name: str, at: At) -> type[Rows]:
         known = {n: f"pipeline.values:{n}" for n in values.__all__ if n not in ("Rows", "RowId")}
@@ -180,7 +181,7 @@ class _Builder:
                 raise self.document.error(at, f"{name} needs the parameter {key!r}")
         inputs = self.names({k: v for k, v in data.items() if k in wired}, at)
         given = {k: self.expect((*at, k), v, hints[k]) for k, v in data.items() if k in parameters}
-        return self.checked(at, lambda: kind(**given)), inputs
+        return self.checked(at, lambda: kind(**given), given), inputs
 
     def loop(self, data: dict[str, Any], at: At) -> tuple[Loop, dict[str, str]]:
         body_data = self.mapping(data.pop("loop"), (*at, "loop"), ("inputs", "stages", "outputs"))

@@ -57,7 +57,7 @@ def _override(data: Any, setting: str, name: str, variables: Mapping[str, str]) 
     key, eq, text = setting.partition("=")
     path = tuple(key.split("."))
     if not eq or not all(path):
-        raise ConfigError(f"--set {setting}: expected key=value, such as stages.search.k=12")
+        raise ConfigError(f"--set {setting}: expected key=value, such as stages.hits.k=12")
     at = data
     for i, part in enumerate(path[:-1]):
         if not isinstance(at, dict) or part not in at:

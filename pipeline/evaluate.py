@@ -13,7 +13,7 @@ import re
 import string
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -36,7 +36,8 @@ Record = Mapping[str, Any]
 class Scores:
     """What a run scored: means over questions from 0 to 1, None where no question says what is right.
 
-    `questions` is how many there are; `answered`, `unanswered` and `failed` (no record) sum to it.
+    `questions` is how many there are; `answered`, `unanswered` and `failed` (no record, or no question that
+    could be read) sum to it.
     `answerable`, `unanswerable`, `with_documents`, `with_pages`: over how many the means are taken.
     `document_recall`, `page_recall`: by number of passages, ascending.
     """
@@ -78,7 +79,9 @@ class Scores:
 
 def score(run_folder: Path, questions: Questions) -> Scores:
     """The scores of the answers in `run_folder`. Raises RidgewayError where there are none to score."""
-    return score_records(read_answers(run_folder / "answers.jsonl"), questions.rows)
+    scores = score_records(read_answers(run_folder / "answers.jsonl"), questions.rows)
+    unread = len(questions.failures)
+    return replace(scores, questions=scores.questions + unread, failed=scores.failed + unread)
 
 
 def read_answers(path: Path) -> dict[str, Record]:

@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline import stored
 from pipeline.errors import RidgewayError
+from pipeline.machine import detect
+from pipeline.plan import place
+from pipeline.program import flatten
 from pipeline.run_folder import RunFolder, Summary, Task, Work
 from pipeline.values import Answers, Documents, Queries, Rows
 
@@ -21,11 +24,16 @@ Listen = Callable[["Run"], None]
 def run_job(task: Task, listen: Listen = lambda _: None, client: Any = None) -> Summary:
     """Do the job; writes the run folder as it goes. Raises RidgewayError before any work."""
     work = _prepare(task)
+    if work.inputs:  # what cannot run ends here, before the results of an earlier run go
+        from pipeline.executor import lanes
+
+        place(flatten(work.graph), detect() if client is None else lanes(client)[0])
     for folder in (task.out, task.index):
         folder.mkdir(parents=True, exist_ok=True)
     writer = RunFolder(task, work)
+    again = work.known.failures if work.known and task.documents is not None else ()
     with writer.answers, writer.errors:
-        for failure in (*task.failures, *(task.questions.failures if task.questions else ())):
+        for failure in (*task.failures, *again, *(task.questions.failures if task.questions else ())):
             writer.fail(failure)
         if work.inputs:
             writer.follow(listen, client)

@@ -8,7 +8,11 @@ from typing import Annotated
 import typer
 
 File = Annotated[Path, typer.Argument(help="Pipeline file (YAML).", show_default=False)]
-Set = Annotated[list[str], typer.Option("--set", help="Override a key: stages.search.k=12. Repeatable.")]
+Out = Annotated[Path, typer.Option(file_okay=False, help="Run folder: answers, errors, index.")]
+Index = Annotated[
+    Path | None, typer.Option(file_okay=False, help="Folder of an index that exists; default: --out.")
+]
+Set = Annotated[list[str], typer.Option("--set", help="Override a key: stages.hits.k=12. Repeatable.")]
 Allow = Annotated[list[str], typer.Option(help="A module that the file may name stages from. Repeatable.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say more, with tracebacks of failed rows.")]

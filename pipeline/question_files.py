@@ -82,7 +82,12 @@ def _jsonl(text: str, name: str) -> Iterator[Row]:
         try:
             row = json.loads(source, object_pairs_hook=_unique, parse_constant=_no_constant)
         except (ValueError, RecursionError) as error:
-            yield line, {}, f"no JSON: {error}"
+            at = (
+                f"{error.msg}, column {error.colno}"
+                if isinstance(error, json.JSONDecodeError)
+                else str(error)
+            )
+            yield line, {}, f"no JSON: {at}"
             continue
         if isinstance(row, dict):
             keys = [key.strip().lower() for key in row]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping
 from itertools import islice
@@ -34,7 +35,7 @@ PARQUET_ROWS = 1024
 def answer_record(answers: Answers, row: int, question: str, seconds: float | None = None) -> dict[str, Any]:
     """The record of one answer. `answer` is null where there is none; `reason` then says why.
 
-    `seconds`: from the question's first stage to its answer, None where nobody measured.
+    `seconds`: from the start of the run to the answer, None where nobody measured.
     """
     return {
         "id": answers.ids[row][0],
@@ -185,6 +186,23 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     with path.open(encoding="utf-8", newline="\n") as file:
         for source in file:
             yield json.loads(source)
+
+
+def sort_lines(path: Path, order: Mapping[str, int]) -> None:
+    """Put the records of a file in the order of their ids; replaced in one move."""
+    records = sorted(read_lines(path), key=lambda r: order[r["id"]])
+    part = path.with_name(f".{path.name}.part")
+    with part.open("w", encoding="utf-8") as file:
+        file.writelines(f"{line(r)}\n" for r in records)
+    os.replace(part, path)
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write strict JSON in one move."""
+    part = path.with_name(f".{path.name}.part")
+    text = json.dumps(strict(data), indent=1, ensure_ascii=False, allow_nan=False)
+    part.write_text(f"{text}\n", encoding="utf-8")
+    os.replace(part, path)
 
 
 def write_parquet(answers: Path, path: Path) -> int:

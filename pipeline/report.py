@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,15 +12,30 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pipeline.errors import RidgewayError
+
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from pipeline.evaluate import Scores
     from pipeline.executor import Run
     from pipeline.job import Listen
     from pipeline.run_folder import Summary
 
 PLAIN_SECONDS = 10.0
 """How often progress is printed where there is no terminal to redraw."""
+
+
+@contextmanager
+def mistakes_told() -> Iterator[None]:
+    """What the user can mend ends with exit code 2 and one line; so does a disk that does not take it."""
+    try:
+        yield
+    except (RidgewayError, OSError) as error:
+        if isinstance(error, OSError):
+            logging.getLogger("ridgeway").debug("where:", exc_info=True)
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
 
 
 @contextmanager
@@ -41,12 +58,13 @@ class _Plain:
     def __call__(self, run: Run) -> None:
         if time.monotonic() - self.last >= PLAIN_SECONDS:
             self.last = time.monotonic()
-            self.console.print(_progress(run), highlight=False, markup=False)
+            self.console.print(_progress(run), highlight=False, markup=False, soft_wrap=True)
 
 
 def _progress(run: Run) -> str:
     """Rows made by each step that has made any, in the order of the steps."""
-    made = [f"{step} {tally.rows}" for step, tally in run.tallies.items()]
+    steps = [s for s in (run.plan.placements if run.plan else ()) if s in run.tallies]
+    made = [f"{step} {run.tallies[step].rows}" for step in steps]
     failed = [f"failed {len(run.failures)}"] if run.failures else []
     return " · ".join([*made, *failed])
 
@@ -97,9 +115,11 @@ def summary_lines(summary: Summary, out: Path) -> list[str]:
             f"questions: {asked} asked = {summary.answered} answered + {summary.unanswered} unanswered "
             f"+ {summary.failed} failed"
         )
-    if summary.errors:
-        lines.append(f"{summary.errors} rows failed: see {out / 'errors.jsonl'}")
-    return [*lines, f"{summary.seconds:.1f} s; results in {out}"]
+    return [*lines, *_failed(summary, out), f"{summary.seconds:.1f} s; results in {out}"]
+
+
+def _failed(summary: Summary, out: Path) -> list[str]:
+    return [f"{summary.errors} rows failed: see {out / 'errors.jsonl'}"] if summary.errors else []
 
 
 def _counted(what: str, counts: Mapping[str, int]) -> str:
@@ -123,10 +143,13 @@ def error_lines(run_folder: Path, limit: int = 10) -> list[str]:
 
 
 def finish(summary: Summary, out: Path, as_json: bool, quiet: bool, answers: bool) -> None:
-    """Tell what became of a job."""
+    """Tell what became of a job; where quiet, what went wrong, to stderr."""
     if as_json:
         print_json({**asdict(summary), "out": str(out)})
-    elif not quiet:
+    elif quiet:
+        said = [*error_lines(out), *_failed(summary, out)]
+        print("".join(f"{line}\n" for line in said), end="", file=sys.stderr)
+    else:
         show(out, summary, answers)
 
 
@@ -138,11 +161,23 @@ def show(out: Path, summary: Summary | None = None, answers: bool = True) -> Non
         print(line)
 
 
-def console() -> Console:
-    """The terminal."""
+def show_scores(scores: Scores) -> None:
+    """Print what a run scored, and where nothing says what is right, what to do."""
+    print(
+        f"questions: {scores.questions} = {scores.answered} answered + {scores.unanswered} unanswered "
+        f"+ {scores.failed} failed"
+    )
+    if scores.table():
+        table(console(), ("score", "value", "questions"), scores.table())
+    else:
+        print("no question says what is right: give it `answers`, or `gold` documents and pages")
+
+
+def console(stderr: bool = False) -> Console:
+    """The terminal; `stderr` for what is no result, such as progress."""
     from rich.console import Console
 
-    return Console()
+    return Console(stderr=stderr)
 
 
 def print_json(data: Any) -> None:

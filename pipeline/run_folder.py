@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import logging
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -26,7 +24,7 @@ from pipeline.errors import Failure
 from pipeline.graph import Graph
 from pipeline.program import flatten
 from pipeline.questions import Questions
-from pipeline.records import JsonLines, answer_record, error_record, line, read_lines, strict
+from pipeline.records import JsonLines, answer_record, error_record, sort_lines, write_json
 from pipeline.stage import expands
 from pipeline.timeline import Tally, totals
 from pipeline.values import Answers, Documents, Rows
@@ -94,14 +92,21 @@ class RunFolder:
         self.task = task
         self.work = work
         self.started = time.monotonic()
-        for name in ("answers.jsonl", "errors.jsonl", "run.json"):
+        self.models = stored.models(
+            task.graph
+        )  # one that is not there ends the job here, before old results go
+        old = ("answers.jsonl", "answers.parquet") if task.questions else ()  # indexing keeps old answers
+        for name in (*old, "errors.jsonl", "run.json"):
             (task.out / name).unlink(missing_ok=True)
+        if work.known is None:  # a stopped run leaves no record that does not fit
+            (task.index / stored.FILE).unlink(missing_ok=True)
         (task.out / "pipeline.yaml").write_text(task.pipeline, encoding="utf-8")
         self.answers = JsonLines(task.out / "answers.jsonl")
         self.errors = JsonLines(task.out / "errors.jsonl")
         self.texts = {q.id: q.question for q in task.questions.rows} if task.questions else {}
         self.reading = {n.name for n in stored.indexing(task.graph).nodes}
-        self.statuses = {"answered": 0, "unanswered": 0, "failed": 0}
+        unread = len(task.questions.failures) if task.questions else 0
+        self.statuses = {"answered": 0, "unanswered": 0, "failed": unread}
         self.failures: list[Failure] = []
         self.run: Run | None = None
 
@@ -146,8 +151,8 @@ class RunFolder:
 
     def finish(self) -> Summary:
         """Put the answers in order, and write what happened."""
-        order = {q: i for i, q in enumerate(self.texts)}
-        _sort(self.task.out / "answers.jsonl", order)
+        if self.task.questions is not None:
+            sort_lines(self.task.out / "answers.jsonl", {q: i for i, q in enumerate(self.texts)})
         documents, pages, chunks = self.count()
         known = self.work.known
         summary = Summary(
@@ -165,8 +170,10 @@ class RunFolder:
             n.name for n in stored.durable(self.task.graph)
         }:
             counts = {"documents": documents, "pages": pages, "chunks": chunks}
-            stored.Stored(stored.settings(self.task.graph), self.work.hashes, counts).save(self.task.index)
-        _write_json(self.task.out / "run.json", self.record(summary))
+            missing = tuple(f for f in self.failures if f.stage in self.reading)
+            settings = stored.settings(self.task.graph)
+            stored.Stored(settings, self.work.hashes, counts, missing).save(self.task.index)
+        write_json(self.task.out / "run.json", self.record(summary))
         return summary
 
     def count(self) -> tuple[dict[str, int], dict[str, int], int]:
@@ -194,7 +201,7 @@ class RunFolder:
             "versions": dict(self.task.versions),
             "pipeline": self.task.pipeline,
             "pipeline_sha256": hashlib.sha256(self.task.pipeline.encode()).hexdigest(),
-            "models": _models(self.task.graph),
+            "models": self.models,
             "summary": dataclasses.asdict(summary),
             "indexing": settings,
             "unsupported": list(self.task.unsupported),
@@ -215,32 +222,3 @@ def _expander(graph: Graph, depth: int, tallies: Mapping[str, Tally]) -> Tally:
 
 def _counts(read: int, indexed: int, failed: int) -> dict[str, int]:
     return {"read": read, "indexed": indexed, "empty": read - indexed - failed, "failed": failed}
-
-
-def _models(graph: Graph) -> dict[str, dict[str, Any]]:
-    """What each stage of a graph says of its model, by model."""
-    found: dict[str, dict[str, Any]] = {}
-    for s in flatten(graph).steps:
-        for key in ("model", "encoder"):
-            name = getattr(s.stage, key, None)
-            if name is not None:
-                found.setdefault(name, {}).update(getattr(s.stage, "identity", dict)())
-    return found
-
-
-def _sort(path: Path, order: Mapping[str, int]) -> None:
-    """The lines of an answers file in the order of the questions, replaced in one move."""
-    records = sorted(read_lines(path), key=lambda r: order[r["id"]])
-    part = path.with_name(f".{path.name}.part")
-    with part.open("w", encoding="utf-8") as file:
-        file.writelines(f"{line(r)}\n" for r in records)
-    os.replace(part, path)
-
-
-def _write_json(path: Path, data: Any) -> None:
-    """Write strict JSON in one move."""
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(
-        json.dumps(strict(data), indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8"
-    )
-    os.replace(part, path)

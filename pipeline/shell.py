@@ -52,7 +52,7 @@ def do(task: Task, scheduler: str, quiet: bool) -> Summary:
 
     with contextlib.ExitStack() as stack:
         client = stack.enter_context(_client(scheduler)) if scheduler else None
-        return run_job(task, stack.enter_context(progress(console(), quiet)), client)
+        return run_job(task, stack.enter_context(progress(console(stderr=True), quiet)), client)
 
 
 def _client(scheduler: str) -> Any:
@@ -66,8 +66,8 @@ def _client(scheduler: str) -> Any:
 
 def made_by(index: Path) -> Path:
     """The pipeline file that an index was made by. Raises RidgewayError."""
-    if not (index / "pipeline.yaml").is_file():
+    if not all((index / name).is_file() for name in ("pipeline.yaml", "index.json")):
         raise RidgewayError(
-            f"no pipeline in {str(index)!r}: name a folder that `ridgeway index` or `run` has made"
+            f"no finished index in {str(index)!r}: name a folder that `ridgeway index` or `run` has made"
         )
     return index / "pipeline.yaml"

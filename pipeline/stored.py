@@ -16,8 +16,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import IndexMismatchError, RidgewayError
+from pipeline.errors import Failure, IndexMismatchError, RidgewayError
 from pipeline.graph import Graph, Loop, Node, node_outputs
+from pipeline.program import flatten
 from pipeline.values import Documents, Rows
 
 FILE = "index.json"
@@ -26,11 +27,15 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The record of an index. `settings`: node to parameter to value; `documents`: name to content hash."""
+    """The record of an index. `settings`: node to parameter to value; `documents`: name to content hash.
+
+    `failures`: the documents, pages and chunks that are not in it, though they were given.
+    """
 
     settings: Mapping[str, Mapping[str, Any]]
     documents: Mapping[str, str]
     counts: Mapping[str, Any]
+    failures: tuple[Failure, ...] = ()
 
     def save(self, folder: Path) -> None:
         """Write the record, last of all, in one move."""
@@ -39,6 +44,7 @@ class Stored:
             "settings": self.settings,
             "documents": self.documents,
             "counts": self.counts,
+            "failures": [[list(f.id), f.stage, f.category, f.message] for f in self.failures],
         }
         part = folder / f".{FILE}.part"
         part.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -65,8 +71,9 @@ def load(folder: Path) -> Stored | None:
             raise RidgewayError(
                 f"{folder / FILE} has format {data['format']}, this is {FORMAT}: use --reindex"
             )
-        return Stored(data["settings"], data["documents"], data["counts"])
-    except FileNotFoundError:
+        failures = tuple(Failure(tuple(i), *rest) for i, *rest in data.get("failures", ()))
+        return Stored(data["settings"], data["documents"], data["counts"], failures)
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
         if isinstance(error, RidgewayError):
@@ -128,6 +135,17 @@ def settings(graph: Graph) -> dict[str, dict[str, Any]]:
         given = {f.name: _plain(getattr(n.stage, f.name)) for f in fields(n.stage) if f.name != "path"}
         identity = getattr(n.stage, "identity", dict)
         found[n.name] = {"stage": type(n.stage).__name__, **given, **identity()}
+    return found
+
+
+def models(graph: Graph) -> dict[str, dict[str, Any]]:
+    """What each stage of a graph says of its model, by model."""
+    found: dict[str, dict[str, Any]] = {}
+    for s in flatten(graph).steps:
+        for key in ("model", "encoder"):
+            name = getattr(s.stage, key, None)
+            if name is not None:
+                found.setdefault(name, {}).update(getattr(s.stage, "identity", dict)())
     return found
 
 

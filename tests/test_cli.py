@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from pipeline import cli
+from pipeline import cli, report
 from pipeline.records import read_lines
 from tests.fakes import PIPELINE, write
 
@@ -93,6 +93,26 @@ def test_quiet_says_nothing_where_nothing_went_wrong(
     assert capsys.readouterr() == ("", "")
 
 
+def test_quiet_says_on_stderr_what_went_wrong(
+    call: Call, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(place / "documents", bad="x")
+    assert call(*words(place, "-q")) == 1
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("unreadable: bad.txt: cannot be read\n1 rows failed: see ")
+
+
+def test_progress_is_no_result(
+    call: Call, place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "PLAIN_SECONDS", 0.0)
+    assert call(*words(place)) == 0
+    said = capsys.readouterr()
+    assert "pages 2 · texts 2 · words 2 · corpus 1" in said.err
+    assert "pages 2 ·" not in said.out
+
+
 def test_parquet_holds_the_same_answers(call: Call, place: Path) -> None:
     import pyarrow.parquet
 
@@ -117,6 +137,42 @@ def test_questions_can_be_asked_of_an_index_elsewhere(call: Call, place: Path) -
     assert answers(place) == ["page 2", "page 1"]
 
 
+def test_a_run_folder_can_be_moved(
+    call: Call, place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert call(*words(place, "-q")) == 0
+    (place / "run").rename(place / "moved")
+    assert call("ask", "two", "--index", place / "moved", *ALLOW, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["answer"] == "page 2"
+    assert str(place) not in (place / "moved" / "pipeline.yaml").read_text()
+
+
+def test_asking_where_no_index_was_finished_says_so(
+    call: Call, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (place / "run").mkdir()
+    (place / "run" / "pipeline.yaml").write_text(PIPELINE)  # as a run leaves it that was stopped
+    assert call("ask", "two", "--index", place / "run", *ALLOW) == 2
+    assert "no finished index in" in capsys.readouterr().err
+
+
+def test_a_file_that_cannot_be_written_is_no_traceback(
+    call: Call, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call("draw", "configs/document_qa.yaml", "--svg", place / "nowhere" / "a.svg") == 2
+    assert capsys.readouterr().err.startswith("error: [Errno 2] No such file or directory: ")
+
+
+def test_scores_need_to_know_what_is_right(
+    call: Call, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(*words(place, "-q")) == 0
+    assert call("eval", place / "run", "--questions", place / "questions.txt") == 0
+    said = capsys.readouterr().out
+    assert said.startswith("questions: 2 = 2 answered + 0 unanswered + 0 failed\n")
+    assert "no question says what is right" in said
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -125,6 +181,7 @@ def test_questions_can_be_asked_of_an_index_elsewhere(call: Call, place: Path) -
         (("--questions", "nowhere.txt"), "nowhere.txt"),
         (("-d", "no-such-folder"), "no-such-folder"),
         (("--scheduler", "nonsense"), "no Dask scheduler answers at 'nonsense'"),
+        (("--out", "/dev/null/run"), "Not a directory: '/dev/null/run'"),
     ],
 )
 def test_mistakes_of_the_user_end_with_2_and_one_line(

@@ -227,7 +227,7 @@ def test_parameters_have_the_types_of_the_constructor(text: str, expected: Typed
         ("must: x, batch: many", "batch: expected an int or null, found 'many'"),
         ("must: x, batch: 0", "batch: node 't': batch must be 1 or more, found 0"),
         ("n: 1", "Typed needs the parameter 'must'"),
-        ("must: x, n: -1", "n must not be negative, found -1"),
+        ("must: x, n: -1", ".n: n must not be negative, found -1"),
         ("must: x, nn: 1", "nn: Typed has no port or parameter 'nn'; did you mean 'n'?"),
         (
             "must: x, devise: cuda:0",
@@ -378,6 +378,11 @@ SMALL = HEAD + "stages: {more: {stage: Plus, a: docs, n: 3}}\noutputs: {o: more}
 def test_a_setting_overrides_the_file() -> None:
     assert read(SMALL, "stages.more.n=12")["more"].stage == Plus(12)
     assert read(SMALL, "stages.more.bad=4")["more"].stage == Plus(3, 4)
+
+
+def test_a_value_that_the_stage_refuses_is_told_with_the_setting_that_gave_it() -> None:
+    text = HEAD + "stages: {t: {stage: Typed, a: docs, must: x}}\noutputs: {o: t}\n"
+    assert error(text, "stages.t.n=-1") == "--set stages.t.n=-1: stages.t.n: n must not be negative, found -1"
 
 
 @pytest.mark.parametrize(

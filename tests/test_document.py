@@ -183,7 +183,7 @@ def test_a_setting_may_hold_an_equals_sign() -> None:
     ("setting", "message"),
     [
         ("stages.serch.k=1", "--set stages.serch.k=1: no 'stages.serch' in f.yaml; did you mean 'search'?"),
-        ("stages.search.k", "--set stages.search.k: expected key=value, such as stages.search.k=12"),
+        ("stages.search.k", "--set stages.search.k: expected key=value, such as stages.hits.k=12"),
         ("=1", "--set =1: expected key=value"),
         ("stages.search.k.x=1", "--set stages.search.k.x=1: 'stages.search.k' holds no keys in f.yaml"),
         ("stages.search.k.x.y=1", "--set stages.search.k.x.y=1: no 'stages.search.k.x' in f.yaml"),

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import RidgewayError
+from pipeline.errors import Failure, RidgewayError
 from pipeline.evaluate import exact_match, f1, names, normalise, read_answers, score, score_records
 from pipeline.questions import Gold, Question, Questions
 
@@ -110,6 +110,13 @@ def test_a_run_folder_is_scored_from_its_answers(tmp_path: Path) -> None:
         ("F1", "1.000", "1"),
         ("cited page is right", "0.000", "1"),
     )
+
+
+def test_questions_that_could_not_be_read_count_as_failed(tmp_path: Path) -> None:
+    (tmp_path / "answers.jsonl").write_text(json.dumps({"id": "a", **record("yes")}))
+    unread = Failure(("line 2",), "questions", "unreadable", "no JSON")
+    scores = score(tmp_path, Questions((Question("a", "?"),), (unread,)))
+    assert (scores.questions, scores.answered, scores.failed) == (2, 1, 1)
 
 
 def test_a_missing_or_broken_file_of_answers_is_refused(tmp_path: Path) -> None:

@@ -2,19 +2,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pipeline.errors import Failure, IndexMismatchError, RidgewayError
+from pipeline.errors import Failure, IndexMismatchError, ModelError, PlanError, RidgewayError
 from pipeline.executor import local_client
+from pipeline.graph import Graph, node
 from pipeline.job import Summary, Task, run_job
 from pipeline.machine import Device, Machine
 from pipeline.questions import Question, Questions
 from pipeline.records import read_lines
-from tests.fakes import graph, write
+from pipeline.values import Answers, Corpora, Queries
+from tests.fakes import Reply, graph, write
 
 
 @pytest.fixture(scope="module")
@@ -134,3 +136,76 @@ def test_the_run_folder_says_what_ran(tmp_path: Path, client: Any) -> None:
     assert found["summary"]["answered"] == summary.answered == 1
     assert {s["step"] for s in found["stages"]} == {"pages", "texts", "words", "corpus", "answers"}
     assert (job.out / "pipeline.yaml").read_text() == found["pipeline"] == "the file"
+
+
+@dataclass(frozen=True, slots=True)
+class NoModel:
+    """Answers with a model that is not there."""
+
+    model: str = "nowhere"
+
+    def identity(self) -> dict[str, str]:
+        raise ModelError("no model 'nowhere'")
+
+    def run(self, state: Any, queries: Queries, corpus: Corpora) -> Answers:
+        return Reply().run(state, queries, corpus)
+
+
+@pytest.mark.parametrize(
+    ("stage", "device", "error"), [(Reply(), "cuda:9", PlanError), (NoModel(), None, ModelError)]
+)
+def test_what_cannot_run_leaves_earlier_results_alone(
+    tmp_path: Path, client: Any, stage: Any, device: str | None, error: type[RidgewayError]
+) -> None:
+    job = task(tmp_path, questions(a="one"), doc="one")
+    run_job(job, client=client)
+    before = {p: p.read_bytes() for p in job.out.iterdir() if p.is_file()}
+    last = node("answers", stage, device=device, queries="questions", corpus="corpus")
+    bad = Graph(job.graph.inputs, (*job.graph.nodes[:-1], last), job.graph.outputs)
+    with pytest.raises(error):
+        run_job(replace(job, graph=bad), client=client)
+    assert before == {p: p.read_bytes() for p in job.out.iterdir() if p.is_file()}
+
+
+def test_indexing_keeps_answers_and_a_new_run_removes_old_parquet(tmp_path: Path, client: Any) -> None:
+    job = task(tmp_path, questions(a="one"), doc="one")
+    run_job(job, client=client)
+    (job.out / "answers.parquet").touch()
+    run_job(replace(job, questions=None, reindex=True), client=client)
+    assert [r["answer"] for r in records(job.out, "answers.jsonl")] == ["page 1"]
+    assert (job.out / "answers.parquet").exists()
+    run_job(job, client=client)
+    assert not (job.out / "answers.parquet").exists()
+
+
+def test_documents_that_failed_are_listed_again_where_the_index_is_used_again(
+    tmp_path: Path, client: Any
+) -> None:
+    job = task(tmp_path, questions(a="one"), good="one\ntorn", bad="x")
+    first = run_job(job, client=client)
+    listed = records(job.out, "errors.jsonl")
+    again = run_job(job, client=client)
+    assert again.reused
+    assert sorted(listed, key=str) == sorted(records(job.out, "errors.jsonl"), key=str)
+    assert (first.exit_code, again.exit_code) == (1, 1)
+    assert run_job(replace(job, documents=None), client=client).exit_code == 0
+
+
+def test_question_rows_that_cannot_be_read_count_as_failed(tmp_path: Path, client: Any) -> None:
+    asked = replace(
+        questions(a="one"), failures=(Failure(("line 2",), "questions", "unreadable", "no JSON"),)
+    )
+    summary = run_job(task(tmp_path, asked, doc="one"), client=client)
+    assert (summary.answered, summary.failed, summary.exit_code) == (1, 1, 1)
+
+
+def test_a_reindex_that_was_stopped_leaves_no_record_of_the_old_index(tmp_path: Path, client: Any) -> None:
+    job = task(tmp_path, questions(a="one"), doc="one")
+    run_job(job, client=client)
+
+    def stop(_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_job(replace(job, reindex=True), stop, client)
+    assert not (job.out / "index.json").exists()

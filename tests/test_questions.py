@@ -85,7 +85,7 @@ def test_a_broken_row_is_a_failure_and_the_rest_is_read(tmp_path: Path) -> None:
     assert [q.id for q in found.rows] == ["q1", "q3"]
     (failure,) = found.failures
     assert failure.id == ("line 2",)
-    assert failure.message.startswith("q.jsonl:2: no JSON: ")
+    assert failure.message == "q.jsonl:2: no JSON: Expecting ',' delimiter, column 17"
 
 
 def test_a_failure_keeps_the_id_of_its_row(tmp_path: Path) -> None:
