@@ -117,7 +117,6 @@ class Run:
         self.failures: list[Failure] = []
         self.spans: list[Span] = []
         self.tallies: dict[str, Tally] = defaultdict(Tally)
-        self.live_bytes = 0
         self.plan: Plan | None = None
         self._graph = graph
         self._program = flatten(graph)
@@ -172,8 +171,7 @@ class _Obey:
         self._scheduler = Scheduler(self._program, plan, run_._ordered)
         self._futures: dict[Key, Any] = {}
         self._values: dict[Key, Rows] = {}
-        self._tasks: dict[Any, Submit] = {}
-        self._told: dict[Any, Any] = {}
+        self._told: dict[Any, tuple[Submit, Any]] = {}
         self._completed = as_completed([], loop=client.loop, with_results=True, raise_errors=False)
         self._started = time.monotonic()
         self._name = next(_runs)
@@ -185,12 +183,11 @@ class _Obey:
                 self._futures[name] = self._client.submit(_given, rows, pure=False)
             yield from self._tell(Start(tuple((name, describe(rows)) for name, rows in sources.items())))
             for future, result in self._completed:
-                del self._told[future.key]
-                yield from self._tell(self._event(self._tasks.pop(future.key), result))
+                yield from self._tell(self._event(self._told.pop(future.key)[0], result))
                 self._run._listen(self._run)
             assert self._scheduler.finished, "nothing runs and inputs are left"
         finally:
-            for future in [*self._futures.values(), *self._told.values()]:
+            for future in [*self._futures.values(), *(told for _, told in self._told.values())]:
                 future.release()  # not cancel(): Dask's scheduler breaks over dependents that nobody wants
 
     def _event(self, task: Submit, result: Report | BaseException | tuple[Any, ...]) -> Event:
@@ -220,7 +217,6 @@ class _Obey:
                 self._run.failures.append(said.failure)
             else:
                 yield self._emit(said)
-        self._run.live_bytes = self._scheduler.live_bytes
 
     def _submit(self, task: Submit) -> None:
         keys = list(dict.fromkeys(p.key for _, parts in task.ports for p in parts))
@@ -235,8 +231,7 @@ class _Obey:
         made = self._client.submit(_work, order, *values, key=name, **how)
         told = self._client.submit(report, made, key=f"report-{name}", **how)
         self._futures[task.task] = made
-        self._tasks[told.key] = task
-        self._told[told.key] = told
+        self._told[told.key] = (task, told)
         self._completed.add(told)
 
     def _emit(self, said: Emit) -> Result:

@@ -32,7 +32,7 @@ import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
 from pipeline.errors import GraphError, RidgewayError, RowId
 from pipeline.lookup import load
@@ -42,14 +42,6 @@ from pipeline.values import Rows
 DEFAULT_BATCH = 64
 NODE_KEYS = ("stage", "loop", "device", "batch")
 """What a node says about itself, in Python or in a file; no port or parameter may be called so."""
-
-
-class Stage(Protocol):
-    """Anything with `run(state, **ports) -> Rows`; see the module's text for the rest."""
-
-    @property
-    def run(self) -> Any:
-        """One batch: `run(state, port=rows, ...) -> rows`."""
 
 
 @dataclass(frozen=True, slots=True)
