@@ -17,6 +17,9 @@ No base class and no registration. `open` is optional. Class variables say what 
     accelerated: ClassVar[bool]       gains from an accelerator; otherwise it stays on the CPU
     shares: ClassVar[tuple[str, ...]] parameters that decide what `open` returns; stages that agree on
                                       them share one state. Default: all parameters
+    role: ClassVar[str]               "prepare", "relevancy", "retrieve" or "apply"; else by its output
+
+    def cost(self, work: Work) -> Cost: ...                  # optional: what a batch asks of a device
 
 A port that joins shorter ids (the one row `()` of an index, the document row of many pages) is passed
 its distinct rows only; all other ports have equal ids in equal order. Rows are shared: never change one.
@@ -37,6 +40,7 @@ from typing import Any
 from pipeline.errors import GraphError, RidgewayError, RowId
 from pipeline.lookup import load
 from pipeline.machine import Device
+from pipeline.roofline import Cost, Work
 from pipeline.values import Rows
 
 DEFAULT_BATCH = 64
@@ -104,6 +108,13 @@ def batch_size(stage: Any) -> int:
 def accelerated(stage: Any) -> bool:
     """Whether the stage gains from an accelerator."""
     return bool(getattr(stage, "accelerated", False))
+
+
+def cost_of(stage: Any, work: Work) -> Cost | None:
+    """What a batch asks of a device; None for a stage that does not say, which is then measured."""
+    cost = getattr(stage, "cost", None)
+    found: Cost | None = cost(work) if cost is not None else None
+    return found
 
 
 def state_key(stage: Any) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""What happened: spans of work, predicted or measured."""
+"""What happened, predicted or measured: spans of work, and why lanes stood still between them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,67 @@ from pipeline.errors import RowId
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One batch of one step on one device; times in seconds from the start of the run."""
+    """One batch of one step on one device; times in seconds from the start of the run.
+
+    `length`: sum of the rows' cost hints; `made`: rows that came of it; `nbytes`: what they weigh;
+    `opening`: seconds of the span that went into opening the stage.
+    """
 
     step: str
     device: str
     start: float
     end: float
     rows: int
+    length: float = 0.0
+    made: int = 0
+    nbytes: float = 0.0
+    opening: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """How long the batch itself took."""
+        return self.end - self.start - self.opening
+
+
+REASONS = ("starved", "filling", "window", "link", "done")
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """A time in which a lane did nothing, and why.
+
+    `reason`: "starved" (no rows for it; `step` is the step they come from), "filling" (`step` has rows,
+    but waits for a full batch), "window" (rows wait, but too many bytes do already: `step` must drain
+    first), "link" (rows of `step` are on their way), "done" (nothing is left for it).
+    """
+
+    device: str
+    start: float
+    end: float
+    reason: str
+    step: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """A run. `seconds`: from its start to its last result; spans in the order in which they ended."""
+
+    seconds: float
+    spans: tuple[Span, ...]
+    stalls: tuple[Stall, ...] = ()
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Every lane that appears, sorted."""
+        return tuple(sorted({s.device for s in self.spans} | {s.device for s in self.stalls}))
+
+    def busy(self, device: str) -> float:
+        """Seconds in which a lane worked."""
+        return sum(s.end - s.start for s in self.spans if s.device == device)
+
+    def utilisation(self, device: str) -> float:
+        """Share of the run in which a lane worked."""
+        return self.busy(device) / self.seconds if self.seconds else 0.0
 
 
 @dataclass(frozen=True, slots=True)
