@@ -6,6 +6,7 @@ in it by its index. In goes what happened, out comes what to do.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 from pipeline.apply import Fault
@@ -18,18 +19,23 @@ Key = int | str
 
 @dataclass(frozen=True, slots=True)
 class Meta:
-    """What the Scheduler may know of a value. `nbytes`: of all rows; `lengths`, `done`: a row each."""
+    """What the Scheduler may know of a value. `nbytes`: of all rows; the others: a row each.
+
+    `keys`: what a row would like to share a lane with, such as its document or prefix.
+    """
 
     ids: tuple[RowId, ...]
     nbytes: int
     lengths: tuple[int, ...] | None = None
     done: tuple[bool, ...] | None = None
+    keys: tuple[Hashable, ...] | None = None
 
 
 def describe(rows: Rows) -> Meta:
     """The description of a value."""
     done = getattr(rows, "done", None)
-    return Meta(rows.ids, rows.nbytes, rows.lengths, None if done is None else tuple(bool(d) for d in done))
+    flags = None if done is None else tuple(bool(d) for d in done)
+    return Meta(rows.ids, rows.nbytes, rows.lengths, flags, rows.keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +61,14 @@ class Failed:
     fault: Fault
 
 
-Event = Start | Done | Failed
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A lane is gone. What it had under way is asked for again elsewhere, and its tasks are void."""
+
+    device: str
+
+
+Event = Start | Done | Failed | Lost
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,48 +2,66 @@
 
 from __future__ import annotations
 
-import itertools
-from collections import defaultdict, deque
-from collections.abc import Mapping
+from collections import Counter, defaultdict, deque
+from collections.abc import Hashable, Iterable, Mapping
 from heapq import heappop, heappush
 from typing import Generic, NamedTuple, TypeVar
 
 from pipeline.errors import Failure, RowId
 from pipeline.events import Emit, Free, Instruction, Key, Part
+from pipeline.policy import Waiting
 from pipeline.program import Program
 from pipeline.rows import row_order
 
 
 class Item(NamedTuple):
-    """A row of a value. `length`: its cost hint; `done`: it wants to leave its loop."""
+    """A row of a value. `length`: its cost hint; `done`: it wants to leave its loop; `mate`: see `Meta`."""
 
     key: Key
     row: int
     length: int = 0
     done: bool = False
+    mate: Hashable = None
 
 
 Held = TypeVar("Held", Item, Failure, Item | Failure)
 What = TypeVar("What")
 
 
-class Ready(Generic[What]):
-    """What can run: the longest first, so that rows of like length share a batch; then what came first."""
+class Longest(Generic[What]):
+    """The plain queue: the longest first, so that rows of like length share a batch; then what came first.
+
+    One line of rows for each length that occurs, and a heap of those lengths.
+    """
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, int, What]] = []
-        self._numbers = itertools.count()
+        self._lines: dict[int, deque[What]] = {}
+        self._lengths: list[int] = []
+        self._count = 0
 
     def __len__(self) -> int:
-        return len(self._heap)
+        return self._count
 
-    def add(self, length: int, what: What) -> None:
-        """One more, of this length."""
-        heappush(self._heap, (-length, next(self._numbers), what))
+    def add(self, row: Waiting[What]) -> None:
+        """One more row."""
+        line = self._lines.get(row.length)
+        if line is None:
+            line = self._lines[row.length] = deque()
+            heappush(self._lengths, -row.length)
+        line.append(row.what)
+        self._count += 1
 
-    def take(self, most: int) -> list[What]:
-        """The next `most`, or as many as there are; they are ready no more."""
-        return [heappop(self._heap)[2] for _ in range(min(most, len(self._heap)))]
+    def take(self, most: int, lane: str) -> list[What]:
+        """The next `most`, or as many as there are; all lanes are alike."""
+        found: list[What] = []
+        while len(found) < most and self._lengths:
+            line = self._lines[-self._lengths[0]]
+            while line and len(found) < most:
+                found.append(line.popleft())
+            if not line:
+                del self._lines[-heappop(self._lengths)]
+        self._count -= len(found)
+        return found
 
 
 class Holds:
@@ -67,14 +85,19 @@ class Holds:
             self._counts[item.key] += 1
         return item
 
-    def release(self, item: Item | Failure) -> None:
-        """Undo one `keep`."""
-        if isinstance(item, Item):
-            self.drop(item.key)
+    def keep_all(self, items: Iterable[Item]) -> None:
+        """Keep many rows."""
+        for key, number in Counter(item.key for item in items).items():
+            self._counts[key] += number
 
-    def drop(self, key: Key) -> None:
-        """Undo `add`."""
-        self._counts[key] -= 1
+    def release_all(self, items: Iterable[Item]) -> None:
+        """Undo a `keep` of each."""
+        for key, number in Counter(item.key for item in items).items():
+            self.drop(key, number)
+
+    def drop(self, key: Key, number: int = 1) -> None:
+        """Undo `add`, or so many of `keep`."""
+        self._counts[key] -= number
         if not self._counts[key]:
             del self._counts[key]
             self.live_bytes -= self._sizes.pop(key)
@@ -139,15 +162,27 @@ class Outlets:
         found = self._found[output].pop(root, {})
         items = [found[row] for row in sorted(found, key=row_order)]
         failures = dict.fromkeys(i for i in items if isinstance(i, Failure))
-        parts = parts_of([i for i in items if isinstance(i, Item)])
-        self._said.append(Emit(output, root, parts, tuple(failures)))
-        for item in items:
-            self._holds.release(item)
+        rows = [i for i in items if isinstance(i, Item)]
+        self._said.append(Emit(output, root, parts_of(rows), tuple(failures)))
+        self._holds.release_all(rows)
 
 
 def length_of(ports: Mapping[str, tuple[Item, ...]]) -> int:
     """The cost hint of an instance: that of the longest row it reads."""
-    return max((i.length for items in ports.values() for i in items), default=0)
+    longest = 0
+    for items in ports.values():
+        for i in items:
+            if i.length > longest:
+                longest = i.length
+    return longest
+
+
+def mate_of(ports: Mapping[str, tuple[Item, ...]]) -> Hashable:
+    """What an instance would like to share a lane with: what the first row that says anything does."""
+    for items in ports.values():
+        if items and items[0].mate is not None:
+            return items[0].mate
+    return None
 
 
 def parts_of(items: list[Item]) -> tuple[Part, ...]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from pipeline.errors import PlanError, RowId
 from pipeline.lookup import Table, find
@@ -22,8 +22,7 @@ from pipeline.machine import Device
 What = TypeVar("What")
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting(Generic[What]):
+class Waiting(NamedTuple, Generic[What]):
     """A row that can run. `length`: its cost hint (0: none); `root`: the input it belongs to, which a fair
     policy serves in turn; `key`: what it would like to share a lane with (a document, a prefix), or None.
     """

@@ -7,7 +7,7 @@ id, from birth to settlement. Where none is alive and nothing can bring one to l
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from pipeline.errors import RowId
@@ -27,16 +27,25 @@ class Quiet:
     def __init__(self, wiring: Wiring) -> None:
         self.rounds: dict[tuple[str, Place], int] = {}
         self._wiring = wiring
-        self._live: dict[tuple[str, Place], int] = defaultdict(int)
+        self._live: dict[str, dict[Place, int]] = defaultdict(dict)
         self._quiet: set[tuple[str, Place]] = set()
+        asked = _depths(wiring)
+        self._caps = {n.name: wiring.groups.get(n.name, n.depth) for n in wiring.nodes.values()}
+        self._above = {name: [d for d in asked if d < cap] for name, cap in self._caps.items()}
 
-    def count(self, name: str, place: Place, by: int) -> None:
-        """An instance of `name` was born at `place` (`by` 1) or is settled (-1)."""
-        for k in range(len(place[1]) + 1):
-            at = (name, (place[0], place[1][:k]))
-            self._live[at] += by
-            if not self._live[at]:
-                del self._live[at]
+    def count(self, name: str, places: Collection[Place], by: int) -> None:
+        """Instances of `name` were born at `places` (`by` 1) or are settled (-1)."""
+        live, above = self._live[name], self._above[name]
+        for at in [*places, *[(p[0], p[1][:d]) for d in above for p in places]]:
+            number = live.get(at, 0) + by
+            if number:
+                live[at] = number
+            else:
+                del live[at]
+
+    def is_live(self, name: str, place: Place) -> bool:
+        """Whether an instance of `name` is alive at this very place."""
+        return place in self._live[name]
 
     def is_closed(self, producer: str, place: Place) -> bool:
         """Whether no more rows under `place` will come from `producer`."""
@@ -52,8 +61,9 @@ class Quiet:
 
     def is_quiet(self, n: Step | Turn, place: Place) -> bool:
         """Whether node `n` has no instance under `place` and will get none."""
-        at = (place[0], place[1][: self._wiring.groups.get(n.name, n.depth)])
-        if self._live.get((n.name, at)):
+        cap = self._caps[n.name]
+        at = place if len(place[1]) <= cap else (place[0], place[1][:cap])
+        if at in self._live[n.name]:
             return False
         if (n.name, at) not in self._quiet and self.is_fed(n, at):
             if len(self._quiet) >= MEMO:
@@ -64,6 +74,13 @@ class Quiet:
     def is_fed(self, n: Step | Turn, at: Place) -> bool:
         """Whether all rows that `n` reads under `at` are there."""
         return all(self.is_closed(e.producer, (at[0][: e.scope], at[1][: e.depth])) for e in n.edges)
+
+
+def _depths(wiring: Wiring) -> list[int]:
+    """How long the ids are under which anything is ever asked to be quiet."""
+    edges = {e.depth for n in wiring.nodes.values() for e in n.edges}
+    outputs = {1 if root else 0 for root in wiring.program.roots.values()}
+    return sorted(edges | outputs | set(wiring.groups.values()))
 
 
 def under(place: Place, top: Place) -> bool:

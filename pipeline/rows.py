@@ -6,7 +6,7 @@ stages, so nothing here changes after it is made. What the columns mean is said 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Self
 
@@ -61,6 +61,11 @@ class Rows:
     @property
     def lengths(self) -> tuple[int, ...] | None:
         """A cost hint per row (tokens, characters), or None where rows cost alike."""
+        return None
+
+    @property
+    def keys(self) -> tuple[Hashable, ...] | None:
+        """What each row would like to share a lane with (its first document), or None where all lanes do."""
         return None
 
 

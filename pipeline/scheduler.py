@@ -4,61 +4,50 @@ The Scheduler knows row ids, sizes and cost hints, never payloads. It forms batc
 are ready, whichever document, question or round they come from; it prefers the deepest step with a full
 batch, and runs a part-filled one only when nothing that could fill it is moving. A batch that fails is
 halved until the bad row stands alone. Values that wait between steps are kept under a window of bytes.
+Policies (`pipeline.policy`) may say otherwise: how rows wait, how large batches are, which lanes help.
 Nothing here reads a clock, a random number or a file: the same events give the same instructions.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from dataclasses import dataclass
-
-from pipeline.events import Done, Event, Failed, Instruction, Key, Meta, Start, Submit
-from pipeline.holds import Item, parts_of
+from pipeline.board import QUEUED, Batch, Board, Task
+from pipeline.events import Done, Event, Failed, Instruction, Key, Lost, Meta, Start, Submit
+from pipeline.holds import Item, Longest, parts_of
 from pipeline.plan import Plan
+from pipeline.policies import POLICIES
+from pipeline.policy import Lanes, Queue, Queues, Sizes, build
 from pipeline.program import Program, Step
-from pipeline.quiet import Place
 from pipeline.stage import expands
-from pipeline.tracking import Tracker
+from pipeline.tracking import Instance, Tracker
 
-QUEUED = 2
-"""Tasks in flight on a lane: one that runs and one behind it, which hides the way to the scheduler."""
-
-
-_Batch = dict[Place, dict[str, tuple[Item, ...]]]
-"""Instances of a step: place to port to the rows it reads."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Task:
-    step: Step
-    device: str
-    rows: _Batch
+GONE = ("worker died", "the last device that could run this step is gone; run again to finish what is left")
 
 
 class Scheduler:
     """Decides a run. `handle(event)` returns what to do; `finished` says when nothing is left to do.
 
-    With `ordered`, inputs leave in the order in which they came, else as they finish.
+    With `ordered`, inputs leave in the order in which they came, else as they finish. Raises PlanError for
+    policies that nobody knows or that contradict each other.
     """
 
     def __init__(self, program: Program, plan: Plan, ordered: bool = True) -> None:
         self._plan = plan
-        self._rows = Tracker(program, ordered)
+        policies = build(plan.policies, POLICIES, plan.jobs)
+        self._queues = [p for p in policies if isinstance(p, Queues)]
+        self._sizes = [p for p in policies if isinstance(p, Sizes)]
+        self._helpers = [p for p in policies if isinstance(p, Lanes)]
+        self._rows = Tracker(program, ordered, self._queue)
+        self.board = Board(program, plan.machine, self._rows)
+        self._steps = {s.name: s for s in program.steps}
         self._depth = {s.name: i for i, s in enumerate(program.steps)}
         self._deepest_first = tuple(reversed(program.steps))
-        below = self._rows.below
-        names = [s.name for s in program.steps]
-        self._above = {name: [a for a in names[:i] if name in below[a]] for i, name in enumerate(names)}
-        self._tasks: dict[int, _Task] = {}
-        self._busy: dict[str, int] = defaultdict(int)
-        self._flying: dict[str, int] = defaultdict(int)
-        self._again: dict[str, list[_Batch]] = defaultdict(list)
         self._numbers = 0
+        self._place()
 
     @property
     def finished(self) -> bool:
         """Whether every input has left, as an answer or as an error."""
-        return self._rows.outlets.empty and not self._tasks
+        return self._rows.outlets.empty and not self.board.tasks
 
     @property
     def live_bytes(self) -> int:
@@ -73,10 +62,24 @@ class Scheduler:
             self._done(event)
         elif isinstance(event, Failed):
             self._failed(event)
+        else:
+            self._lose(event)
         self._dispatch()
         said = sorted(self._rows.said, key=lambda s: not isinstance(s, Submit))
         self._rows.said.clear()
         return said
+
+    def stall(self, lane: str) -> tuple[str, str]:
+        """Why a lane without tasks has none: reason and step, as in `timeline.Stall`."""
+        steps = self.board.steps_of[lane]
+        for step in steps:
+            if self.board.has_rows(step):
+                full = self._rows.holds.live_bytes > self._plan.window
+                return ("window" if full else "filling"), step
+        for step in steps:
+            if (above := self.board.source(step)) is not None:
+                return "starved", above
+        return "done", ""
 
     # events
 
@@ -90,7 +93,7 @@ class Scheduler:
             self._rows.holds.drop(name)
 
     def _done(self, event: Done) -> None:
-        task = self._retire(event.task)
+        task = self.board.retire(event.task)
         places = {place[1]: place for place in task.rows}
         self._rows.holds.add(event.task, event.meta.nbytes)
         at = [(places[i[:-1]][0], i) if expands(task.step.stage) else places[i] for i in event.meta.ids]
@@ -99,7 +102,7 @@ class Scheduler:
         self._rows.holds.drop(event.task)
 
     def _failed(self, event: Failed) -> None:
-        task, fault = self._retire(event.task), event.fault
+        task, fault = self.board.retire(event.task), event.fault
         bad = {p: fault.rows[p[1]] for p in task.rows if p[1] in fault.rows} if fault.rows else {}
         if not bad and len(task.rows) == 1:
             bad = dict.fromkeys(task.rows, (fault.category, fault.message))
@@ -110,59 +113,102 @@ class Scheduler:
         cut = len(left) if bad else len(left) // 2
         for places in (left[:cut], left[cut:]):
             if places:
-                self._again[task.step.name].append({p: task.rows[p] for p in places})
+                self.board.again[task.step.name].append({p: task.rows[p] for p in places})
 
-    def _retire(self, number: int) -> _Task:
-        task = self._tasks.pop(number)
-        self._busy[task.device] -= 1
-        self._flying[task.step.name] -= 1
-        return task
+    def _lose(self, event: Lost) -> None:
+        self.board.lose(event.device)
+        self._place()
 
     # decisions
 
-    def _dispatch(self) -> None:
-        """Fill the lanes."""
-        for device in self._plan.machine.names:
-            while self._busy[device] < QUEUED and (step := self._choose(device)) is not None:
-                self._submit(step, device)
+    def _queue(self, step: str) -> Queue[Instance]:
+        return self._queues[0].queue(step) if self._queues else Longest()
 
-    def _choose(self, device: str) -> Step | None:
+    def _place(self) -> None:
+        """Who may run what, as planned, on the lanes that are left."""
+        at = {s: self.board.left(p.devices) for s, p in self._plan.placements.items()}
+        for lane in self._plan.machine.names:
+            found = (s.name for s in self._deepest_first if lane in at[s.name])
+            self.board.steps_of[lane] = tuple(found)
+        self._stranded = [self._steps[s] for s, lanes in at.items() if not lanes]
+
+    def _dispatch(self) -> None:
+        """Fill the lanes: each with a task before any gets a second."""
+        while self._stranded and self._abandon():
+            pass
+        if not any(self.board.has_rows(s) for s in self._steps):
+            return
+        steps_of = self._helped() if self._helpers else self.board.steps_of
+        for depth in range(1, QUEUED + 1):
+            for lane in self.board.with_room():
+                while self.board.is_free(lane, depth) and (step := self._choose(lane, steps_of[lane], depth)):
+                    self._submit(step, lane)
+
+    def _helped(self) -> dict[str, tuple[str, ...]]:
+        """Who may run what, where policies open lanes or close them."""
+        at: dict[str, set[str]] = {}
+        for s in self._deepest_first:
+            planned = set(self._plan.placements[s.name].devices)
+            said = [set(policy.lanes(s.name, self.board)) for policy in self._helpers]
+            at[s.name] = set(self.board.left(planned.intersection(*said) | set().union(*said) - planned))
+        return {lane: tuple(s for s in at if lane in at[s]) for lane in self._plan.machine.names}
+
+    def _choose(self, lane: str, steps: tuple[str, ...], depth: int) -> Step | None:
         """The step to run next on a lane: the deepest that has enough rows, or None to wait."""
-        here = [s for s in self._deepest_first if device in self._plan.placements[s.name].devices]
-        here = [s for s in here if self._rows.ready[s.name] or self._again[s.name]]
+        here = [s for s in steps if self.board.has_rows(s)]
         if here and self._rows.holds.live_bytes > self._plan.window:
             return self._choose_draining(here)
-        return next((s for s in here if self._is_worth(s)), None)
+        worth = [s for s in here if self._is_worth(s, lane)]
+        if depth > 1 and not any(self._is_plenty(s, lane) for s in worth):
+            return None
+        return self._steps[worth[0]] if worth else None
 
-    def _choose_draining(self, here: list[Step]) -> Step | None:
+    def _choose_draining(self, here: list[str]) -> Step | None:
         """Over the window: only what lies behind the work in flight; with none, the deepest goes on."""
-        deepest = max((self._depth[task.step.name] for task in self._tasks.values()), default=-1)
-        return here[0] if self._depth[here[0].name] > deepest else None
+        deepest = max((self._depth[task.step.name] for task in self.board.tasks.values()), default=-1)
+        return self._steps[here[0]] if self._depth[here[0]] > deepest else None
 
-    def _is_worth(self, step: Step) -> bool:
+    def _is_worth(self, step: str, lane: str) -> bool:
         """Whether a batch should run now: full, or nothing that could fill it is moving."""
-        full = len(self._rows.ready[step.name]) >= self._size(step)
-        return bool(self._again[step.name]) or full or not self._is_moving(step)
+        full = self.board.waiting(step) >= self._size(step, lane)
+        return bool(self.board.again[step]) or full or not self.board.coming(step)
 
-    def _is_moving(self, step: Step) -> bool:
-        return any(self._flying[a] or self._rows.ready[a] or self._again[a] for a in self._above[step.name])
+    def _is_plenty(self, step: str, lane: str) -> bool:
+        """Whether a batch may wait behind another: no other lane could take it sooner."""
+        lanes = len(self._plan.placements[step].devices)
+        return lanes == 1 or self.board.waiting(step) > self._size(step, lane) * lanes
 
-    def _size(self, step: Step) -> int:
-        return self._plan.placements[step.name].batch
+    def _size(self, step: str, lane: str) -> int:
+        size = self._plan.placements[step].batch
+        for policy in self._sizes:
+            size = policy.size(step, lane, size, self.board)
+        return size
 
-    def _submit(self, step: Step, device: str) -> None:
-        again, ready = self._again[step.name], self._rows.ready[step.name]
-        rows = again.pop() if again else dict(ready.take(self._size(step)))
+    def _submit(self, step: Step, lane: str) -> None:
+        again, ready = self.board.again[step.name], self._rows.ready[step.name]
+        rows: Batch = again.pop() if again else dict(ready.take(self._size(step.name, lane), lane))
         ports = {e.port: dict.fromkeys(i for row in rows.values() for i in row[e.port]) for e in step.edges}
         self._numbers += 1
-        self._tasks[self._numbers] = _Task(step, device, rows)
-        self._busy[device] += 1
-        self._flying[step.name] += 1
+        self.board.begin(self._numbers, Task(step, lane, rows))
         parts = tuple((port, parts_of(list(items))) for port, items in ports.items())
-        self._rows.said.append(Submit(self._numbers, step.name, device, parts, tuple(p[1] for p in rows)))
+        self._rows.said.append(Submit(self._numbers, step.name, lane, parts, tuple(p[1] for p in rows)))
+
+    def _abandon(self) -> bool:
+        """Fail what no lane can run any more; whether there was anything."""
+        found = False
+        for step in self._stranded:
+            batches = [*self.board.again[step.name], dict(self._rows.ready[step.name].take(1 << 60, ""))]
+            self.board.again[step.name].clear()
+            for rows in (b for b in batches if b):
+                found = True
+                for place in rows:
+                    self._rows.failed(step.name, place, *GONE)
+                self._rows.settled(step, rows, good=False)
+        return found
 
 
 def _items(key: Key, meta: Meta) -> list[Item]:
     lengths = meta.lengths or (0,) * len(meta.ids)
     done = meta.done or (False,) * len(meta.ids)
-    return [Item(key, i, length, flag) for i, (length, flag) in enumerate(zip(lengths, done, strict=True))]
+    keys = meta.keys or (None,) * len(meta.ids)
+    return [Item(key, i, *hints) for i, hints in enumerate(zip(lengths, done, keys, strict=True))]

@@ -9,11 +9,14 @@ stand for all rows below them.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from pipeline.errors import Failure, RowId
 from pipeline.events import Fail, Instruction
-from pipeline.holds import Holds, Item, Outlets, Ready, length_of
+from pipeline.graves import Graves
+from pipeline.groups import Groups
+from pipeline.holds import Holds, Item, Outlets, length_of, mate_of
+from pipeline.policy import Queue, Waiting
 from pipeline.program import Edge, Program, Step, Turn
 from pipeline.quiet import Place, Quiet, touched
 from pipeline.stage import expands
@@ -26,23 +29,21 @@ Instance = tuple[Place, dict[str, tuple[Item, ...]]]
 class Tracker:
     """The rows of one run. `ready`: of each step, the instances that can run."""
 
-    def __init__(self, program: Program, ordered: bool) -> None:
+    def __init__(self, program: Program, ordered: bool, queue: Callable[[str], Queue[Instance]]) -> None:
         self.said: list[Instruction] = []
         self.holds = Holds(self.said)
         self.outlets = Outlets(program, ordered, self.said, self.holds)
-        self.ready: dict[str, Ready[Instance]] = {s.name: Ready() for s in program.steps}
+        self.ready = {s.name: queue(s.name) for s in program.steps}
         self._program = program
         self._wiring = Wiring(program)
-        self._nodes, self._groups = self._wiring.nodes, self._wiring.groups
+        self._nodes = self._wiring.nodes
         self.below = self._wiring.below
         self._quiet = Quiet(self._wiring)
+        self._groups = Groups(self._wiring, self._quiet, self.holds)
         self._waiting: dict[str, dict[Place, dict[str, Item]]] = defaultdict(dict)
-        self._gathered: dict[str, dict[Place, dict[RowId, dict[str, Item]]]] = defaultdict(dict)
-        self._fired: set[tuple[str, Place]] = set()
         self._shared: dict[tuple[str, str], dict[Place, Item]] = defaultdict(dict)
-        self._tombs: dict[tuple[str, str], dict[Place, Failure]] = defaultdict(dict)
+        self._graves = Graves()
         self._blocked: dict[tuple[str, str, Place], dict[Place, None]] = defaultdict(dict)
-        self._dead: set[tuple[str, Place]] = set()
         self._leaving: dict[tuple[str, Place], dict[str, Item | Failure]] = defaultdict(dict)
 
     # rows come in
@@ -53,14 +54,24 @@ class Tracker:
             self.outlets.expect(output, sources[root] if root else ((),))
         for name, ids in sources.items():
             for group in self._wiring.gathered[name]:
-                self._group(group, ((), ()))
+                self._groups.open(group, ((), ()))
             self.made(name, [((), i) for i in ids], items[name])
         self._sweep()
 
     def made(self, producer: str, places: list[Place], items: list[Item]) -> None:
         """Take in the rows of a value: one at each place."""
-        for place, item in zip(places, items, strict=True):
-            self._deliver(producer, place, item)
+        for n, e in self._wiring.readers[producer]:
+            if n.name in self._wiring.plain:
+                self._arrive_plain(n.name, e.port, places, items)
+            else:
+                for place, item in zip(places, items, strict=True):
+                    self._arrive(n, e, place, item)
+        if producer in self.outlets.by_producer:
+            for place, item in zip(places, items, strict=True):
+                self.outlets.record(producer, place[1], item)
+        for turn in self._wiring.exits[producer]:
+            for place, item in zip(places, items, strict=True):
+                self._leave(turn, producer, place, item)
 
     def failed(self, step: str, place: Place, category: str, message: str, detail: str = "") -> None:
         """The rows that an instance was to give will never come."""
@@ -68,19 +79,19 @@ class Tracker:
         self.said.append(Fail(failure))
         self._deliver(step, place, failure)
 
-    def settled(self, step: Step, places: Iterable[Place], good: bool) -> None:
+    def settled(self, step: Step, places: Collection[Place], good: bool) -> None:
         """These instances ran (`good`) or failed, and their rows are handed on: forget what they read."""
+        read: list[Item] = []
         for place in places:
             if step.name in self._groups:
-                self._fired.discard((step.name, place))
-                items = [i for ports in self._gathered[step.name].pop(place).values() for i in ports.values()]
+                read += self._groups.take(step.name, place)
             else:
-                items = list(self._waiting[step.name].pop(place).values())
-            if good and expands(step.stage):
-                self._spawn(step, place)
-            for item in items:
-                self.holds.release(item)
-            self._settle(step.name, place)
+                read += self._waiting[step.name].pop(place).values()
+            if good and expands(step.stage):  # a row that became many, or none, makes their groups
+                for name in self._wiring.gathered[step.name]:
+                    self._groups.open(name, place)
+        self.holds.release_all(read)
+        self._settle(step.name, places)
 
     def _deliver(self, producer: str, place: Place, item: Item | Failure) -> None:
         for n, e in self._wiring.readers[producer]:
@@ -92,31 +103,31 @@ class Tracker:
         for turn in self._wiring.exits[producer]:
             self._leave(turn, producer, place, item)
 
+    def _arrive_plain(self, name: str, port: str, places: list[Place], items: list[Item]) -> None:
+        """As `_arrive`, for a step of one port: each row can run as it comes."""
+        if self._graves.any_dead:
+            alive = [(p, i) for p, i in zip(places, items, strict=True) if not self._graves.is_dead(name, p)]
+            places, items = [p for p, _ in alive], [i for _, i in alive]
+        waiting, ready = self._waiting[name], self.ready[name]
+        self._quiet.count(name, places, 1)
+        self.holds.keep_all(items)
+        for place, item in zip(places, items, strict=True):
+            waiting[place] = {port: item}
+            ready.add(Waiting((place, {port: (item,)}), item.length, place[1][:1], item.mate))
+
     def _arrive(self, n: Step | Turn, e: Edge, place: Place, item: Item) -> None:
         if n.name in self._groups:
-            group = self._group(n.name, (place[0], place[1][: self._groups[n.name]]))
-            group.setdefault(place[1], {})[e.port] = self.holds.keep(item)
+            self._groups.arrive(n.name, e, place, item)
         elif not owned(n, e):
             self._shared[n.name, e.port][place] = self.holds.keep(item)
             for waiting in self._blocked.pop((n.name, e.port, place), ()):
                 self._try(n, waiting)
-        elif not self._is_dead(n.name, place):
+        elif not self._graves.is_dead(n.name, place):
             if place not in self._waiting[n.name]:
                 self._waiting[n.name][place] = {}
-                self._quiet.count(n.name, place, 1)
+                self._quiet.count(n.name, (place,), 1)
             self._waiting[n.name][place][e.port] = self.holds.keep(item)
             self._try(n, place)
-
-    def _group(self, name: str, place: Place) -> dict[RowId, dict[str, Item]]:
-        if place not in self._gathered[name]:
-            self._gathered[name][place] = {}
-            self._quiet.count(name, place, 1)
-        return self._gathered[name][place]
-
-    def _spawn(self, step: Step, place: Place) -> None:
-        """A row that became many, or none, makes the groups that will gather them again."""
-        for name in self._wiring.gathered[step.name]:
-            self._group(name, place)
 
     def _try(self, n: Step | Turn, place: Place) -> None:
         """Make the waiting instance ready if all its rows are there."""
@@ -129,7 +140,7 @@ class Tracker:
                 item = items.get(e.port)
             else:
                 at = (place[0][: e.scope], place[1][: e.depth])
-                failure = self._tomb(n.name, e.port, at)
+                failure = self._graves.tomb(n.name, e.port, at)
                 if failure is not None:
                     return self._give_up(n, place, failure)
                 item = self._shared[n.name, e.port].get(at)
@@ -140,41 +151,34 @@ class Tracker:
             found[e.port] = (item,)
         if isinstance(n, Turn):
             return self._enter(n, place)
-        self.ready[n.name].add(length_of(found), (place, found))
+        self._make_ready(n.name, place, found)
         return None
+
+    def _make_ready(self, name: str, place: Place, found: dict[str, tuple[Item, ...]]) -> None:
+        self.ready[name].add(Waiting((place, found), length_of(found), place[1][:1], mate_of(found)))
 
     # rows that will never come
 
     def _bury(self, n: Step | Turn, e: Edge, place: Place, failure: Failure) -> None:
         """The row at `place`, and all below it, will never reach `n`."""
-        if n.name in self._groups and len(place[1]) > self._groups[n.name]:
+        if n.name in self._groups and len(place[1]) > self._wiring.groups[n.name]:
             return
         if not owned(n, e):
-            self._tombs[n.name, e.port][place] = failure
+            self._graves.bury(n.name, e.port, place, failure)
             self._blocked.pop((n.name, e.port, place), None)
         for waiting in touched(self._waiting[n.name], place, len(n.scope), n.depth):
             self._give_up(n, waiting, failure)
-        if owned(n, e) and (n.name, place) not in self._dead:
-            self._dead.add((n.name, place))
+        if owned(n, e) and self._graves.die(n.name, place):
             for producer in produces(n):
                 self._deliver(producer, place, failure)
 
     def _give_up(self, n: Step | Turn, place: Place, failure: Failure) -> None:
         items = self._waiting[n.name].pop(place)
-        self._dead.add((n.name, place))
+        self._graves.die(n.name, place)
         for producer in produces(n):
             self._deliver(producer, place, failure)
-        for item in items.values():
-            self.holds.release(item)
-        self._settle(n.name, place)
-
-    def _is_dead(self, name: str, place: Place) -> bool:
-        return any((name, (place[0], place[1][:k])) in self._dead for k in range(len(place[1]) + 1))
-
-    def _tomb(self, name: str, port: str, at: Place) -> Failure | None:
-        tombs = self._tombs.get((name, port), {})
-        above = ((at[0], at[1][:k]) for k in range(len(at[1]) + 1)) if tombs else ()
-        return next((tombs[p] for p in above if p in tombs), None)
+        self.holds.release_all(items.values())
+        self._settle(n.name, (place,))
 
     # loops
 
@@ -200,46 +204,38 @@ class Tracker:
             self._quiet.rounds[turn.name, outer] = following
             for entry, p in turn.carried.items():
                 self._deliver(entry, ((*outer[0], following), outer[1]), made[p])
-        for m in made.values():
-            self.holds.release(m)
+        self.holds.release_all(m for m in made.values() if isinstance(m, Item))
 
     def _exit(self, turn: Turn, place: Place, made: Mapping[str, Item | Failure]) -> None:
         self._quiet.rounds[turn.name, place] = turn.max_rounds
         for output, item in made.items():
             self._deliver(output, place, item)
-        for item in self._waiting[turn.name].pop(place).values():
-            self.holds.release(item)
-        self._settle(turn.name, place)
+        self.holds.release_all(self._waiting[turn.name].pop(place).values())
+        self._settle(turn.name, (place,))
 
     # what is quiet
 
-    def _settle(self, name: str, place: Place) -> None:
-        self._quiet.count(name, place, -1)
-        self._sweep(name, place)
+    def _settle(self, name: str, places: Collection[Place]) -> None:
+        self._quiet.count(name, places, -1)
+        relays = self._wiring.relays.get(name, ())
+        for place in places:
+            if not any(self._quiet.is_live(r, place) for r in relays):
+                self._sweep(name, place)
 
     def _sweep(self, name: str = "", place: Place = ((), ())) -> None:
         """Act on what became quiet now that `name` is done with `place` (at the start: anything)."""
-        for below in self.below[name] if name else self._nodes:
-            n = self._nodes[below]
-            if isinstance(n, Step) and below in self._groups:
-                for group in touched(self._gathered[below], place, len(n.scope), self._groups[below]):
-                    self._complete(n, group)
-            for e in n.edges:
-                if not owned(n, e) and self._shared[below, e.port]:
-                    self._forget(n, e, place)
+        groups, shared = self._wiring.watched[name]
+        for n in groups:
+            for group in self._groups.touched(n, place):
+                if (found := self._groups.whole(n, group)) is not None:
+                    self._make_ready(n.name, group, found)
+        for m, e in shared:
+            if self._shared[m.name, e.port]:
+                self._forget(m, e, place)
         for output, producer in self._program.outputs.items():
             for root in self.outlets.open(output, place[1]):
                 if self._quiet.is_closed(producer, ((), root)):
                     self.outlets.close(output, root)
-
-    def _complete(self, n: Step, group: Place) -> None:
-        """Make a many-to-one group ready if it is whole."""
-        if (n.name, group) in self._fired or not self._quiet.is_fed(n, group):
-            return
-        self._fired.add((n.name, group))
-        rows = [r for r in self._gathered[n.name][group].values() if len(r) == len(n.edges)]
-        found = {e.port: tuple(r[e.port] for r in rows) for e in n.edges}
-        self.ready[n.name].add(length_of(found), (group, found))
 
     def _forget(self, n: Step | Turn, e: Edge, place: Place) -> None:
         """Let go of the rows of a shared port that nobody will read any more."""
@@ -247,4 +243,4 @@ class Tracker:
         reader = self._nodes[n.scope[e.scope]] if e.scope < len(n.scope) else n
         for at in touched(shared, place, e.scope, e.depth):
             if self._quiet.is_quiet(reader, at):
-                self.holds.release(shared.pop(at))
+                self.holds.release_all((shared.pop(at),))

@@ -178,6 +178,11 @@ class Prompts(Rows):
         """Prompt tokens of each row."""
         return tuple(len(t) for t in self.tokens)
 
+    @property
+    def keys(self) -> tuple[str | int | None, ...]:
+        """The document of each row's first passage, whose tokens come first."""
+        return tuple(found[0].id[0] if found else None for found in self.passages)
+
 
 @dataclass(frozen=True, slots=True)
 class Completions(Rows):

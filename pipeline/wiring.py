@@ -15,7 +15,10 @@ class Wiring:
     `nodes`: by name; `groups`: many-to-one steps with the id elements that a group shares; `gathered`:
     from a source or expanding step to the groups that make its rows whole again; `readers`: of each
     producer; `exits`: the loops that a producer's rows may leave; `owner`: the loop that gives or carries
-    a producer; `below`: names of the nodes that a node can influence, itself included.
+    a producer; `below`: names of the nodes that a node can influence, itself included;
+    `watched`: of those (under "", of all), the many-to-one steps, and the ports that share rows; `plain`:
+    steps of one port whose rows are theirs alone; `relays`: readers of a step that, while alive at the
+    same place, keep open all that the step could close.
     """
 
     def __init__(self, program: Program) -> None:
@@ -35,7 +38,29 @@ class Wiring:
                 for producer in dict.fromkeys(n.outputs.values()):
                     self.exits[producer].append(n)
                 self.owner |= dict.fromkeys([*n.outputs, *n.carried], n)
-        self.below = {n.name: set(self._reach(n.name)) for n in program.nodes}
+        self.below = {n.name: tuple(self._reach(n.name)) for n in program.nodes}
+        below = [*self.below.items(), ("", tuple(self.nodes))]
+        self.watched = {name: self._watch(names) for name, names in below}
+        self.plain = {s.name for s in program.steps if self._is_plain(s)}
+        self.relays = {s.name: tuple(self._relay(s)) for s in program.steps}
+
+    def _watch(self, names: tuple[str, ...]) -> tuple[list[Step], list[tuple[Step | Turn, Edge]]]:
+        found = [self.nodes[name] for name in names]
+        groups = [n for n in found if isinstance(n, Step) and n.name in self.groups]
+        return groups, [(n, e) for n in found for e in n.edges if not owned(n, e)]
+
+    def _is_plain(self, s: Step) -> bool:
+        return len(s.edges) == 1 and s.name not in self.groups and owned(s, s.edges[0])
+
+    def _relay(self, s: Step) -> Iterator[str]:
+        made_by = {p: n.name for n in self.nodes.values() for p in produces(n)}
+        waits = {made_by.get(p, p) for p in self.program.outputs.values()} & set(self.below[s.name])
+        for r, e in self.readers[s.name]:
+            alike = isinstance(r, Step) and r.name not in self.groups and r.scope == s.scope and owned(r, e)
+            if alike and s.made == s.depth == r.depth and waits <= set(self.below[r.name]):
+                (groups, shared), (its_groups, its_shared) = self.watched[s.name], self.watched[r.name]
+                if all(g in its_groups for g in groups) and all(p in its_shared for p in shared):
+                    yield r.name
 
     def _reach(self, name: str) -> Iterator[str]:
         seen, todo = {name}, [name]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from pipeline.apply import Fault, apply, assemble, fault
+from pipeline.board import QUEUED
 from pipeline.events import (
     Done,
     Emit,
@@ -24,7 +25,7 @@ from pipeline.local import Outcome, Result
 from pipeline.machine import Device, Machine
 from pipeline.plan import place
 from pipeline.program import flatten
-from pipeline.scheduler import QUEUED, Scheduler
+from pipeline.scheduler import Scheduler
 from pipeline.stage import open_stage, ports
 from pipeline.values import Rows
 

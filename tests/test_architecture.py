@@ -39,7 +39,7 @@ ORDER = [
     "versions", "layers", "errors", "lookup", "rows", "values", "machine", "machine_file", "roofline", "models", "probes", "hardware",
     "stage", "node", "graph", "program",
     "apply", "local", "timeline", "memory", "chains", "cuts", "gates", "policy", "policies", "plan", "events",
-    "holds", "wiring", "quiet", "tracking", "scheduler", "flows", "learned", "estimate", "simulate", "search",
+    "holds", "wiring", "quiet", "graves", "groups", "tracking", "board", "scheduler", "flows", "learned", "estimate", "simulate", "search",
     "planner", "calibrate", "worker", "executor",
     "document", "dumping", "config", "question_files", "questions", "records", "evaluate",
     "draw", "layout", "canvas", "svg", "catalogue", "schema", "doctor", "stored", "run_folder", "job",

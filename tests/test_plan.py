@@ -92,14 +92,3 @@ def test_a_machine_needs_devices_with_distinct_names() -> None:
         Machine((Device("cpu:0"), Device("cpu:0")))
     with pytest.raises(PlanError, match="devices with distinct names"):
         Machine(())
-
-
-def test_arithmetic_is_cheapest_on_the_first_accelerator() -> None:
-    assert CUDA.accelerator() == Device("cuda:0")
-    assert CPU.accelerator() == Device("cpu:0", 4)
-
-
-def test_torch_knows_a_lane_by_its_kind() -> None:
-    assert [Device(n).torch for n in ("cpu:0", "cpu:1", "cuda:1", "tcp://10.0.0.1:40")] == [
-        "cpu", "cpu", "cuda:1", "cpu",
-    ]  # fmt: skip

@@ -12,15 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.apply import Fault
+from pipeline.board import QUEUED
 from pipeline.errors import Failure, RowId
 from pipeline.events import Done, Emit, Event, Fail, Failed, Free, Instruction, Start, Submit
 from pipeline.graph import Graph, Loop, Node, node
-from pipeline.holds import Item, length_of
+from pipeline.holds import Longest
 from pipeline.local import Outcome, run_local
 from pipeline.machine import Device, Machine
 from pipeline.plan import Plan, place
+from pipeline.policy import Waiting
 from pipeline.program import Program, flatten
-from pipeline.scheduler import QUEUED, Scheduler
+from pipeline.scheduler import Scheduler
 from pipeline.values import Rows
 from tests.driving import LANES, Driver, meta
 from tests.graphs import graphs, inputs_for
@@ -114,18 +116,19 @@ def test_rows_of_like_length_share_a_batch_the_longest_first() -> None:
     assert [t.owed for t in driver.log if isinstance(t, Submit)] == [(("b",), ("d",)), (("c",), ("a",))]
 
 
-def test_each_row_is_weighed_once_however_many_batches_leave_before_it(
+def test_each_row_is_queued_once_however_many_batches_leave_before_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    weighed: list[object] = []
+    queued: list[object] = []
+    add = Longest.add
 
-    def weigh(ports: dict[str, tuple[Item, ...]]) -> int:
-        weighed.append(ports)
-        return length_of(ports)
+    def counted(queue: Longest[object], row: Waiting[object]) -> None:
+        queued.append(row)
+        add(queue, row)
 
-    monkeypatch.setattr("pipeline.tracking.length_of", weigh)
+    monkeypatch.setattr(Longest, "add", counted)
     Driver(graph(node("a", Plus(), a="docs", batch=2))).run({"docs": many(100)})
-    assert len(weighed) == 100
+    assert len(queued) == 100
 
 
 def test_no_lane_gets_more_than_it_can_hold_and_all_lanes_work() -> None:
@@ -334,7 +337,7 @@ def test_what_is_remembered_of_finished_rows_is_bounded(memo: int, monkeypatch: 
     assert essence(driver.run(inputs)) == essence(run_local(driver.graph, inputs))
     tracker = driver.scheduler._rows
     assert len(tracker._quiet._quiet) <= memo
-    assert not tracker._fired
+    assert not tracker._groups._fired
 
 
 CHAIN = tuple(node(f"s{i}", Plus(), a=f"s{i - 1}" if i else "docs", batch=1) for i in range(4))
@@ -398,7 +401,7 @@ def test_inputs_leave_in_their_order_whatever_finishes_first(seed: int) -> None:
 def test_without_order_inputs_leave_as_they_finish() -> None:
     driver = Driver(graph(node("a", Plus(), a="docs", batch=1)), ordered=False)
     outcome = driver.run({"docs": many(4)}, lambda waiting: len(waiting) - 1)
-    assert [r.id for r in outcome.results] == [("r3",), ("r2",), ("r1",), ("r0",)]
+    assert [r.id for r in outcome.results] == [("r1",), ("r2",), ("r3",), ("r0",)]
 
 
 def test_an_input_that_is_ready_leaves_while_others_run() -> None:

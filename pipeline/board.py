@@ -1,0 +1,126 @@
+"""Who is doing what: the tasks under way, by lane and by step. Shown to policies."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pipeline.holds import Item
+from pipeline.machine import Machine
+from pipeline.program import Program, Step
+from pipeline.quiet import Place
+from pipeline.tracking import Tracker
+
+QUEUED = 2
+"""Tasks in flight on a lane: one that runs and one behind it, which hides the way to the scheduler."""
+
+Batch = dict[Place, dict[str, tuple[Item, ...]]]
+"""Instances of a step: place to port to the rows it reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A batch under way."""
+
+    step: Step
+    device: str
+    rows: Batch
+
+
+class Board:
+    """Counts tasks. `again`: batches of each step that must run once more, before what is ready."""
+
+    def __init__(self, program: Program, machine: Machine, rows: Tracker) -> None:
+        self.tasks: dict[int, Task] = {}
+        self.lost: set[str] = set()
+        self.again: dict[str, list[Batch]] = {s.name: [] for s in program.steps}
+        self.steps_of: dict[str, tuple[str, ...]] = {}
+        self._ready = rows.ready
+        names = [s.name for s in program.steps]
+        self._above = {n: [a for a in names[:i] if n in rows.below[a]] for i, n in enumerate(names)}
+        self._busy: dict[str, int] = defaultdict(int)
+        self._flying: dict[str, int] = defaultdict(int)
+        self._opened: set[tuple[str, str]] = set()
+        self._order = {name: i for i, name in enumerate(machine.names)}
+        self._room = set(machine.names)
+        self._rivals = {
+            d.name: [o.name for o in machine.devices if o is not d and set(o.cores) & set(d.cores)]
+            for d in machine.devices
+        }
+
+    # what policies may ask
+
+    def waiting(self, step: str) -> int:
+        """Rows of a step that can run now."""
+        return len(self._ready[step])
+
+    def coming(self, step: str) -> bool:
+        """Whether anything moves that could bring it more rows."""
+        return self.source(step) is not None
+
+    def flying(self, step: str) -> int:
+        """Batches of the step under way."""
+        return self._flying[step]
+
+    def busy(self, lane: str) -> int:
+        """Batches under way or queued on a lane."""
+        return self._busy[lane]
+
+    def idle(self, lane: str) -> bool:
+        """Whether a lane has nothing under way and nothing of its own that it could run now."""
+        return not self._busy[lane] and not any(self.has_rows(s) for s in self.steps_of.get(lane, ()))
+
+    def opened(self, step: str, lane: str) -> bool:
+        """Whether the lane has run the step's stage, so that weights and index are there."""
+        return (step, lane) in self._opened
+
+    # what the Scheduler does
+
+    def source(self, step: str) -> str | None:
+        """The nearest step above that moves, so that it may bring `step` more rows."""
+        moving = (a for a in reversed(self._above[step]) if self._flying[a] or self.has_rows(a))
+        return next(moving, None)
+
+    def has_rows(self, step: str) -> bool:
+        """Whether a step could run."""
+        return bool(self.again[step] or self._ready[step])
+
+    def with_room(self) -> list[str]:
+        """The lanes that may be free, in the order of the machine."""
+        return sorted(self._room, key=self._order.__getitem__)
+
+    def is_free(self, lane: str, depth: int) -> bool:
+        """Whether a lane has fewer than `depth` tasks, and no lane on its cores has any."""
+        if self._busy[lane] >= depth or lane in self.lost:
+            return False
+        return not any(self._busy[rival] for rival in self._rivals[lane])
+
+    def begin(self, number: int, task: Task) -> None:
+        """A task is handed to its lane."""
+        self.tasks[number] = task
+        self._busy[task.device] += 1
+        if self._busy[task.device] >= QUEUED:
+            self._room.discard(task.device)
+        self._flying[task.step.name] += 1
+        self._opened.add((task.step.name, task.device))
+
+    def retire(self, number: int) -> Task:
+        """A task is over."""
+        task = self.tasks.pop(number)
+        self._busy[task.device] -= 1
+        self._room.add(task.device)
+        self._flying[task.step.name] -= 1
+        return task
+
+    def lose(self, lane: str) -> None:
+        """A lane is gone: what it had under way must run again elsewhere."""
+        self.lost.add(lane)
+        for number in [n for n, task in self.tasks.items() if task.device == lane]:
+            task = self.retire(number)
+            self.again[task.step.name].append(task.rows)
+        self._room.discard(lane)
+
+    def left(self, lanes: Iterable[str]) -> list[str]:
+        """Those that are not lost."""
+        return [lane for lane in lanes if lane not in self.lost]
