@@ -27,7 +27,8 @@ import numpy as np
 
 from pipeline import models
 from pipeline.evaluate import best, f1, names
-from pipeline.executor import local_client, run
+from pipeline.cluster import local_client
+from pipeline.executor import run
 from pipeline.graph import Graph, node
 from pipeline.machine import Device, Machine, cores
 from pipeline.questions import Question

@@ -90,6 +90,10 @@ class Board:
         """The lanes that may be free, in the order of the machine."""
         return sorted(self._room, key=self._order.__getitem__)
 
+    def standing(self) -> list[str]:
+        """The lanes that are there and have nothing to do."""
+        return [lane for lane in self.with_room() if not self._busy[lane]]
+
     def is_free(self, lane: str, depth: int) -> bool:
         """Whether a lane has fewer than `depth` tasks, and no lane on its cores has any."""
         if self._busy[lane] >= depth or lane in self.lost:

@@ -31,6 +31,7 @@ from pipeline.errors import GraphError, RidgewayError
 from pipeline.graph import Graph, Loop, Node
 from pipeline.lookup import Table, near_miss
 from pipeline.lookup import load as load_object
+from pipeline.policies import POLICIES
 from pipeline.program import flatten
 from pipeline.stage import ports
 from pipeline.values import Rows
@@ -71,7 +72,7 @@ def loads(
     """The graph in `text`; `name` stands for the file in errors. See `load`."""
     document = parse(text, name, variables or {}, settings)
     builder = _Builder(document, stages, allow)
-    data = builder.mapping(document.data, (), ("ridgeway", "inputs", "stages", "outputs"))
+    data = builder.mapping(document.data, (), ("ridgeway", "inputs", "stages", "outputs", "policies"))
     if data.get("ridgeway") != VERSION:
         raise document.error(("ridgeway",), f"expected `ridgeway: {VERSION}`, found {data.get('ridgeway')!r}")
     graph = builder.graph(data, ())
@@ -114,7 +115,17 @@ class _Builder:
         nodes = self.mapping(data["stages"], (*at, "stages"))
         made = tuple(self.node(name, spec, (*at, "stages", name)) for name, spec in nodes.items())
         outputs = self.names(data["outputs"], (*at, "outputs"))
-        return self.checked(at, lambda: Graph(kinds, made, outputs))
+        policies = self.policies(data.get("policies", []), (*at, "policies"))
+        return self.checked(at, lambda: Graph(kinds, made, outputs, policies))
+
+    def policies(self, data: Any, at: At) -> tuple[str, ...]:
+        if not isinstance(data, list):
+            raise self.document.error(at, f"expected a list of policies, found {data!r}")
+        for i, name in enumerate(data):
+            if name not in POLICIES:
+                miss = near_miss(str(name), POLICIES)
+                raise self.document.error((*at, str(i)), f"no policy named {name!r}{miss}")
+        return tuple(data)
 
     def checked(self, at: At, make: Callable[[], T], keys: Collection[str] = ()) -> T:
         """What `make` makes; its errors are told with their place: that of the first of `keys` they name."""

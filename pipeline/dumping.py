@@ -28,7 +28,8 @@ def dump(graph: Graph, stages: Table) -> str:
     out = StringIO()
     yaml = YAML()
     yaml.width = 100
-    yaml.dump({"ridgeway": VERSION, **_graph(graph, {v: k for k, v in stages.items()})}, out)
+    policies = {"policies": list(graph.policies)} if graph.policies else {}
+    yaml.dump({"ridgeway": VERSION, **_graph(graph, {v: k for k, v in stages.items()}), **policies}, out)
     return out.getvalue()
 
 

@@ -76,15 +76,18 @@ class Graph:
     """Nodes between named inputs and outputs.
 
     `inputs`: name to the type of its rows; `outputs`: name to the node (or `loop.output`) behind it.
+    `policies`: what the Scheduler follows beyond its own rules, by name (see `pipeline.policies`).
     Nodes are kept in an order in which each follows what it reads. Raises GraphError.
     """
 
     inputs: Mapping[str, type[Rows]]
     nodes: tuple[Node, ...]
     outputs: Mapping[str, str]
+    policies: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "nodes", tuple(self.nodes))
+        object.__setattr__(self, "policies", tuple(self.policies))
         self._check_names()
         for n in self.nodes:
             self._check_inputs(n)

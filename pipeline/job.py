@@ -7,27 +7,27 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline import stored
 from pipeline.errors import RidgewayError
-from pipeline.machine import detect
-from pipeline.plan import place
-from pipeline.program import flatten
 from pipeline.run_folder import RunFolder, Summary, Task, Work
 from pipeline.values import Answers, Documents, Queries, Rows
 
 if TYPE_CHECKING:
     from pipeline.executor import Run
+    from pipeline.planner import Planned
 
 __all__ = ["Listen", "Summary", "Task", "run_job"]
 
 Listen = Callable[["Run"], None]
 
 
-def run_job(task: Task, listen: Listen = lambda _: None, client: Any = None) -> Summary:
-    """Do the job; writes the run folder as it goes. Raises RidgewayError before any work."""
-    work = _prepare(task)
-    if work.inputs:  # what cannot run ends here, before the results of an earlier run go
-        from pipeline.executor import lanes
+def run_job(
+    task: Task, listen: Listen = lambda _: None, client: Any = None, policies: tuple[str, ...] = ()
+) -> Summary:
+    """Do the job; writes the run folder as it goes. Raises RidgewayError before any work.
 
-        place(flatten(work.graph), detect() if client is None else lanes(client)[0])
+    `policies`: what the Scheduler follows, else what the graph says.
+    """
+    work = _prepare(task)
+    planned = _plan(work, client, policies)  # what cannot run ends here, before earlier results go
     for folder in (task.out, task.index):
         folder.mkdir(parents=True, exist_ok=True)
     writer = RunFolder(task, work)
@@ -36,8 +36,19 @@ def run_job(task: Task, listen: Listen = lambda _: None, client: Any = None) -> 
         for failure in (*task.failures, *again, *(task.questions.failures if task.questions else ())):
             writer.fail(failure)
         if work.inputs:
-            writer.follow(listen, client)
+            writer.follow(listen, client, planned)
     return writer.finish()
+
+
+def _plan(work: Work, client: Any, policies: tuple[str, ...]) -> Planned | None:
+    from pipeline.cluster import lanes
+    from pipeline.planning import plan_for
+
+    if not work.inputs:
+        return None
+    machine = None if client is None else lanes(client)[0]
+    chunks = float(work.known.counts["chunks"]) if work.known else 0.0
+    return plan_for(work.graph, work.inputs, machine, policies, chunks=chunks)
 
 
 def _prepare(task: Task) -> Work:

@@ -8,90 +8,20 @@ GPU; those whose `pool` is the same share its memory, and hand values over by re
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 from pipeline.errors import PlanError
 from pipeline.lookup import near_miss
+from pipeline.profiles import BYTES, NOMINAL, Profile, between, scaled
+
+__all__ = [
+    "ASSUMED", "BYTES", "HOST", "MAX_LAYOUTS", "NOMINAL", "Device", "Link", "Machine", "Profile", "cores",
+    "detect", "layouts",
+]  # fmt: skip
 
 HOST = "host"
 """The pool of the CPU lanes: main memory. What has no link of its own goes through it."""
-
-BYTES = MappingProxyType({"float32": 4, "bfloat16": 2, "float16": 2, "float8": 1, "int8": 1})
-"""Bytes of an element of each dtype that has a peak."""
-
-
-@dataclass(frozen=True, slots=True)
-class Profile:
-    """What one lane delivers with the kernels that stages use.
-
-    `peaks`: dtype to FLOP/s of its matrix product; `bandwidth`: bytes/s read in a stream from its memory;
-    `copy`: bytes/s copied; `memory`: bytes; `scalar`: interpreted operations/s of one thread (0: it cannot
-    run such code); `overhead`: seconds per batch, whatever is in it; `load`: bytes/s of weights from
-    storage; `together`: share of the shared-device bound (see `pipeline.roofline`) that two lanes reach;
-    `joules_per_flop`, `joules_per_byte`, `idle_watts`; `price` in US dollars per hour; 0 where unknown.
-    `sources`: number to where it comes from: "measured ...", "data sheet ...", "scaled ...", "assumed".
-    """
-
-    peaks: Mapping[str, float]
-    bandwidth: float
-    copy: float
-    memory: float
-    scalar: float = 2e7
-    overhead: float = 1e-3
-    load: float = 1e9
-    together: float = 1.0
-    joules_per_flop: float = 0.0
-    joules_per_byte: float = 0.0
-    idle_watts: float = 0.0
-    price: float = 0.0
-    sources: Mapping[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if not self.peaks or unknown_dtypes(self.peaks):
-            raise PlanError(f"peaks must name dtypes among {', '.join(BYTES)}; found {dict(self.peaks)}")
-        positive = {"bandwidth": self.bandwidth, "copy": self.copy, "memory": self.memory, **self.peaks}
-        for name, value in positive.items():
-            if not value > 0:
-                raise PlanError(f"{name} of a device must be above 0, found {value!r}")
-        if not 0 < self.together <= 1:
-            raise PlanError(f"together is a share above 0 and at most 1, found {self.together!r}")
-
-    def peak(self, dtype: str) -> float:
-        """FLOP/s in `dtype`. Raises PlanError where the device does not compute in it."""
-        if dtype not in self.peaks:
-            raise PlanError(f"the device does not compute in {dtype!r}{near_miss(dtype, self.peaks)}")
-        return self.peaks[dtype]
-
-    def auto(self) -> str:
-        """The dtype that "auto" means: bfloat16 where it is clearly faster than float32, else float32.
-
-        A device that has only others computes in its fastest.
-        """
-        half, full = self.peaks.get("bfloat16", 0.0), self.peaks.get("float32", 0.0)
-        if half or full:
-            return "bfloat16" if half > 1.2 * full else "float32"
-        return max(self.peaks, key=lambda d: self.peaks[d])
-
-    def ridge(self, dtype: str) -> float:
-        """FLOP per byte above which a product is bound by arithmetic (Williams et al., 2009)."""
-        return self.peak(dtype) / self.bandwidth
-
-
-NOMINAL = Profile(
-    peaks={"float32": 5e10, "bfloat16": 5e10},
-    bandwidth=1e10,
-    copy=5e9,
-    memory=8 * 2**30,
-    sources={"*": "assumed: nobody has measured this lane; run `ridgeway calibrate`"},
-)
-"""What a lane is taken for before it is measured."""
-
-
-def unknown_dtypes(names: Mapping[str, float]) -> list[str]:
-    """Those that are no dtype we know."""
-    return [name for name in names if name not in BYTES]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +57,11 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """The way between two pools: `bandwidth` in bytes/s, `latency` in seconds."""
+    """The way between two pools: `bandwidth` in bytes/s, `latency` in seconds, `source` of the numbers."""
 
     bandwidth: float
     latency: float
+    source: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         if not (self.bandwidth > 0 and self.latency >= 0):
@@ -147,11 +78,17 @@ ASSUMED = Link(10e9, 20e-6)
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The lanes that a run may use. `links`: by pair of pools, either way round; `name` for reports."""
+    """The lanes that a run may use. `links`: by pair of pools, either way round; `name` for reports.
+
+    `by_threads`: what one lane of the CPU delivers, alone, by the number of its threads; `handoff`: seconds
+    from the end of a batch until what follows from it begins, by way of the scheduler.
+    """
 
     devices: tuple[Device, ...]
     links: Mapping[tuple[str, str], Link] = field(default_factory=dict)
     name: str = "this machine"
+    by_threads: Mapping[int, Profile] = field(default_factory=dict, compare=False, repr=False)
+    handoff: float = field(default=0.0, compare=False)
 
     def __post_init__(self) -> None:
         names = [d.name for d in self.devices]
@@ -171,6 +108,29 @@ class Machine:
         raise PlanError(f"no device {name!r} on this machine{near_miss(name, self.names)}")
 
     @property
+    def lanes(self) -> tuple[Device, ...]:
+        """The CPU lanes that work in the host's memory."""
+        return tuple(d for d in self.devices if d.kind == "cpu" and d.pool == HOST)
+
+    def lane_profile(self, threads: int) -> Profile:
+        """What a CPU lane of `threads` delivers, alone.
+
+        Between two counts of `by_threads` it lies on the line between them; beyond the least and the most,
+        and where nobody has measured, it is in proportion. Raises PlanError where there is no CPU lane.
+        """
+        known = dict(self.by_threads) or {d.threads: d.profile for d in self.lanes[:1]}
+        if not known:
+            raise PlanError(f"{self.name} has no CPU lane, so none can be divided")
+        if threads in known:
+            return known[threads]
+        low, high = max((n for n in known if n < threads), default=0), _next(known, threads)
+        if low and high:
+            why = f"{threads} threads, between {low} and {high} threads"
+            return between(known[low], known[high], (threads - low) / (high - low), why)
+        near = low or high
+        return scaled(known[near], threads / near, f"{threads} of {near} threads", ("memory",))
+
+    @property
     def names(self) -> tuple[str, ...]:
         """Names of the devices, in order."""
         return tuple(d.name for d in self.devices)
@@ -187,14 +147,55 @@ class Machine:
         return (*self.path(a, HOST), *self.path(HOST, b))
 
 
+MAX_LAYOUTS = 6
+"""Ways of dividing the CPU that are worth planning for."""
+
+
 def cores() -> int:
     """Cores that this process may use (affinity counts, hyper-threads are as the system shows them)."""
     return len(os.sched_getaffinity(0))
 
 
+def _next(counts: Iterable[int], count: int) -> int:
+    return min((n for n in counts if n > count), default=0)
+
+
+def layouts(machine: Machine) -> tuple[Machine, ...]:
+    """The ways of dividing the CPU into equal lanes with disjoint cores: 1 x n, 2 x n/2, ... n x 1.
+
+    At most `MAX_LAYOUTS`, spread over the divisors of n. Other devices and the links stay as they are.
+    """
+    lanes = machine.lanes
+    total = sum(d.threads for d in lanes)
+    own = tuple(core for d in lanes for core in d.cores)
+    ids = own if len(own) == total else tuple(range(total))
+    divisors = [n for n in range(1, total + 1) if total % n == 0]
+    last, most = len(divisors) - 1, min(len(divisors), MAX_LAYOUTS) - 1
+    chosen = [divisors[round(i * last / most)] for i in range(most + 1)] if most > 0 else divisors
+    return tuple(_divided(machine, ids, count) for count in chosen) or (machine,)
+
+
+def _divided(machine: Machine, ids: tuple[int, ...], count: int) -> Machine:
+    width = len(ids) // count
+    profile = _capped(machine.lane_profile(width), machine.lane_profile(len(ids)), count)
+    parts = [ids[i * width : (i + 1) * width] for i in range(count)]
+    lanes = tuple(Device(f"cpu:{i}", width, profile, part) for i, part in enumerate(parts))
+    curve = machine.by_threads or {d.threads: d.profile for d in machine.lanes[:1]}
+    others = tuple(d for d in machine.devices if d not in machine.lanes)
+    return replace(machine, devices=lanes + others, by_threads=curve)
+
+
+def _capped(lane: Profile, whole: Profile, count: int) -> Profile:
+    """What each of `count` equal lanes delivers when all work: together no more than the whole."""
+    peaks = {dtype: min(peak, whole.peaks[dtype] / count) for dtype, peak in lane.peaks.items()}
+    bandwidth, copy = min(lane.bandwidth, whole.bandwidth / count), min(lane.copy, whole.copy / count)
+    return replace(lane, peaks=peaks, bandwidth=bandwidth, copy=copy)
+
+
 def detect() -> Machine:
-    """This machine: the CPU, and every CUDA device that torch sees. Imports torch."""
+    """This machine: the CPU, and every CUDA device or MIG slice that torch sees. Imports torch."""
     import torch
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return Machine((Device("cpu:0", cores()), *(Device(f"cuda:{i}") for i in range(count))))
+    own = tuple(sorted(os.sched_getaffinity(0)))
+    return Machine((Device("cpu:0", len(own), cores=own), *(Device(f"cuda:{i}") for i in range(count))))

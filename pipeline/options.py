@@ -20,3 +20,15 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say only what went w
 Documents = Annotated[list[str], typer.Option("--documents", "-d", help="Folder, file or glob. Repeatable.")]
 Reindex = Annotated[bool, typer.Option(help="Build the index again, whatever is there.")]
 Cluster = Annotated[str, typer.Option("--scheduler", help="Address of a Dask scheduler to run on.")]
+Svg = Annotated[Path | None, typer.Option(help="Write an SVG picture here instead of Mermaid text.")]
+MachineName = Annotated[
+    str,
+    typer.Option("--machine", help="A shipped machine, or a file; default: this one.", show_default=False),
+]
+Asked = Annotated[Path | None, typer.Option("--questions", help="Plan for these questions.")]
+RowCount = Annotated[int, typer.Option(min=1, help="Plan for so many rows of each input that is not given.")]
+PolicyNames = Annotated[
+    list[str], typer.Option("--policy", help="Follow it; join several with +. Repeatable, to compare.")
+]
+Lose = Annotated[list[str], typer.Option(help="Lose a lane: cuda:1@30, at second 30. Repeatable.")]
+Trace = Annotated[Path | None, typer.Option(dir_okay=False, help="Write the timeline here, for Perfetto.")]

@@ -50,14 +50,15 @@ class Queue(Protocol[What]):
 class Lane:
     """What a policy knows of a lane and a step on it.
 
-    `seconds(rows)` is predicted as `fixed + per_row * rows` (0, 0 where nothing is known); `bound` is that
-    of a full batch there ("compute", "memory", "scalar", "overhead"; "" unknown).
+    `seconds(rows)` is predicted as `fixed + per_row * rows` (0, 0 where nothing is known), after `opening`
+    seconds once; `bound` is that of a full batch ("compute", "memory", "scalar", "overhead"; "" unknown).
     """
 
     device: Device
     fixed: float = 0.0
     per_row: float = 0.0
     bound: str = ""
+    opening: float = 0.0
 
     @property
     def name(self) -> str:

@@ -157,8 +157,28 @@ def show(out: Path, summary: Summary | None = None, answers: bool = True) -> Non
     """Print what a run folder holds."""
     if answers:
         answers_table(console(), out)
-    for line in [*error_lines(out), *(summary_lines(summary, out) if summary else [])]:
+    for line in [*error_lines(out), *(_looked_back(out) if summary else [])]:
         print(line)
+    for line in summary_lines(summary, out) if summary else []:
+        print(line)
+
+
+def _looked_back(out: Path) -> list[str]:
+    """Where the time of a run went, and what was predicted; the table of steps goes to the terminal."""
+    record = json.loads((out / "run.json").read_text("utf-8"))
+    lines = [*record.get("advice", []), *([record["memory"]] if record.get("memory") else [])]
+    if (found := record.get("predicted")) is not None:
+        head = ("step", "rows", "batches", "predicted, s", "measured, s")
+        table(console(), head, [_compared(step) for step in found["steps"]])
+        took = (found["predicted_seconds"], found["measured_seconds"])
+        lines.append(f"predicted {took[0]:.3g} s, measured {took[1]:.3g} s")
+    return lines
+
+
+def _compared(step: Mapping[str, Any]) -> list[str]:
+    seconds = [step[f"{what}_seconds"] for what in ("predicted", "measured")]
+    told = ["-" if s is None else f"{s:.3g}" for s in seconds]
+    return [step["step"], str(step["measured_rows"] or 0), str(step["measured_batches"] or 0), *told]
 
 
 def show_scores(scores: Scores) -> None:

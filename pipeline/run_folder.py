@@ -3,7 +3,8 @@
 RUN/answers.jsonl   a line for each answered or unanswered question, written as it finishes,
                     in the order of the questions at the end
 RUN/errors.jsonl    a line for each row that failed: documents, pages, questions
-RUN/run.json        versions, pipeline, models, plan, counts, seconds
+RUN/run.json        versions, pipeline, models, plan, counts, seconds, predicted and measured
+RUN/timeline.json   what ran when and where, for Perfetto (ui.perfetto.dev)
 RUN/pipeline.yaml   the pipeline as it ran
 RUN/index.json      what the indexes in RUN were made from (see `stored`)
 """
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from pipeline.executor import Run
     from pipeline.job import Listen
     from pipeline.local import Result
+    from pipeline.planner import Planned
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,7 @@ class RunFolder:
             task.graph
         )  # one that is not there ends the job here, before old results go
         old = ("answers.jsonl", "answers.parquet") if task.questions else ()  # indexing keeps old answers
-        for name in (*old, "errors.jsonl", "run.json"):
+        for name in (*old, "errors.jsonl", "run.json", "timeline.json"):
             (task.out / name).unlink(missing_ok=True)
         if work.known is None:  # a stopped run leaves no record that does not fit
             (task.index / stored.FILE).unlink(missing_ok=True)
@@ -109,6 +111,7 @@ class RunFolder:
         self.statuses = {"answered": 0, "unanswered": 0, "failed": unread}
         self.failures: list[Failure] = []
         self.run: Run | None = None
+        self.seen: dict[str, Any] = {}
 
     def fail(self, failure: Failure) -> None:
         """Write down a row that failed."""
@@ -119,11 +122,13 @@ class RunFolder:
             )
         self.errors.append(error_record(failure, failure.stage not in {*self.reading, "crawl"}))
 
-    def follow(self, listen: Listen, client: Any) -> None:
-        """Run the graph, and write what comes."""
+    def follow(self, listen: Listen, client: Any, planned: Planned | None) -> None:
+        """Run the graph as planned, and write what comes."""
         from pipeline.executor import run
+        from pipeline.look_back import look_back
 
-        self.run = run(self.work.graph, self.work.inputs, client, ordered=False, listen=listen)
+        plan = planned.plan if planned else None
+        self.run = run(self.work.graph, self.work.inputs, client, ordered=False, listen=listen, plan=plan)
         told = 0
         for result in self.run:
             for failure in self.run.failures[told:]:
@@ -133,6 +138,7 @@ class RunFolder:
                 self.take(result)
         for failure in self.run.failures[told:]:
             self.fail(failure)
+        self.seen = look_back(self.run, planned, self.task.out)
 
     def take(self, result: Result) -> None:
         """Write down what became of a question."""
@@ -207,6 +213,7 @@ class RunFolder:
             "unsupported": list(self.task.unsupported),
             "plan": [dict(zip(("step", "devices", "batch"), row, strict=True)) for row in self.plan()],
             "stages": [dataclasses.asdict(t) for t in totals(spans)],
+            **self.seen,
         }
 
     def plan(self) -> list[tuple[str, str, str]]:

@@ -150,7 +150,8 @@ class Scheduler:
         for s in self._deepest_first:
             planned = set(self._plan.placements[s.name].devices)
             said = [set(policy.lanes(s.name, self.board)) for policy in self._helpers]
-            at[s.name] = set(self.board.left(planned.intersection(*said) | set().union(*said) - planned))
+            wanted = self.board.left(planned.intersection(*said) | set().union(*said) - planned)
+            at[s.name] = set(wanted or self.board.left(planned))  # a policy may not know of lost lanes
         return {lane: tuple(s for s in at if lane in at[s]) for lane in self._plan.machine.names}
 
     def _choose(self, lane: str, steps: tuple[str, ...], depth: int) -> Step | None:

@@ -19,6 +19,7 @@ from pipeline import values
 from pipeline.catalogue import Entry, Parameter, catalogue, hint_name
 from pipeline.config import VERSION
 from pipeline.lookup import Table
+from pipeline.policies import POLICIES
 
 __all__ = ["schema"]
 
@@ -54,7 +55,15 @@ def schema(stages: Table) -> Schema:
         "$schema": DIALECT,
         "title": "Ridgeway pipeline",
         "type": "object",
-        "properties": {"ridgeway": {"const": VERSION, "description": "version of the format"}, **_graph()},
+        "properties": {
+            "ridgeway": {"const": VERSION, "description": "version of the format"},
+            **_graph(),
+            "policies": {
+                "type": "array",
+                "items": {"enum": list(POLICIES)},
+                "description": "what the scheduler follows beyond its own rules",
+            },
+        },
         "required": ["ridgeway", "inputs", "stages", "outputs"],
         "additionalProperties": False,
         "$defs": {

@@ -95,7 +95,8 @@ def indexing(graph: Graph) -> Graph:
         raise RidgewayError("this pipeline builds no index: no stage gives Indexes or Corpora")
     nodes = tuple(graph.upstream(*names))
     used = {ref for n in nodes for ref in n.inputs.values()}
-    return Graph({k: v for k, v in graph.inputs.items() if k in used}, nodes, {name: name for name in names})
+    inputs = {k: v for k, v in graph.inputs.items() if k in used}
+    return Graph(inputs, nodes, {name: name for name in names}, graph.policies)
 
 
 def without_indexing(graph: Graph) -> tuple[Graph, dict[str, Rows]]:
@@ -106,7 +107,7 @@ def without_indexing(graph: Graph) -> tuple[Graph, dict[str, Rows]]:
     nodes = tuple(n for n in graph.nodes if n.name in needed)
     read = {ref.partition(".")[0] for n in nodes for ref in n.inputs.values()}
     inputs = {k: v for k, v in {**graph.inputs, **given}.items() if k in read}
-    return Graph(inputs, nodes, graph.outputs), {k: v for k, v in rows.items() if k in read}
+    return Graph(inputs, nodes, graph.outputs, graph.policies), {k: v for k, v in rows.items() if k in read}
 
 
 def _row(kind: Any, n: Node) -> Rows:

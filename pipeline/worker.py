@@ -6,6 +6,7 @@ workers that die.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -45,19 +46,29 @@ class Made:
     rows: Rows | None
     fault: Fault | None
     fatal: RidgewayError | None
+    times: Times
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Monotonic seconds on the worker. `opening`: those between that opened the stage; `length`: the sum of
+    the rows' cost hints.
+    """
+
     start: float
     end: float
+    opening: float = 0.0
+    length: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A `Made` without its payload, for the client. `start`, `end`: monotonic seconds on the worker."""
+    """A `Made` without its payload, for the client."""
 
     meta: Meta | None
     fault: Fault | None
     fatal: RidgewayError | None
-    start: float
-    end: float
+    times: Times
 
 
 class States:
@@ -76,31 +87,51 @@ class States:
         """
         with self._lane:
             begun()
-            start = time.monotonic()
+            pin(order.device.cores)
+            clock = _Clock(time.monotonic())
             try:
-                rows = self._attempt(order, values)
+                rows = self._attempt(order, values, clock)
             except RidgewayError as error:
-                return Made(None, None, error, start, time.monotonic())
+                return Made(None, None, error, clock.times())
             except Exception as error:
-                return Made(None, fault(error), None, start, time.monotonic())
-            return Made(rows, None, None, start, time.monotonic())
+                return Made(None, fault(error), None, clock.times())
+            return Made(rows, None, None, clock.times())
 
-    def _attempt(self, order: Order, values: Sequence[Made | Rows]) -> Rows:
+    def _attempt(self, order: Order, values: Sequence[Made | Rows], clock: _Clock) -> Rows:
         parts = {port: [rows_of(values[at]).take(rows) for at, rows in found] for port, found in order.ports}
         batch = assemble(order.stage, order.kinds, parts)
-        return apply(order.stage, order.kinds, self._state(order), batch, order.owed)
+        clock.length = max((float(sum(rows.lengths or ())) for rows in batch.values()), default=0.0)
+        return apply(order.stage, order.kinds, self._state(order, clock), batch, order.owed)
 
-    def _state(self, order: Order) -> Any:
+    def _state(self, order: Order, clock: _Clock) -> Any:
         key = (order.device.name, *state_key(order.stage))
         if key not in self._states:
+            began = time.monotonic()
             self._states[key] = open_stage(order.stage, order.device)
+            clock.opening = time.monotonic() - began
         return self._states[key]
+
+
+@dataclass(slots=True)
+class _Clock:
+    start: float
+    opening: float = 0.0
+    length: float = 0.0
+
+    def times(self) -> Times:
+        return Times(self.start, time.monotonic(), self.opening, self.length)
+
+
+def pin(cores: tuple[int, ...]) -> None:
+    """Keep this thread, and the threads and processes that it starts, on the lane's cores."""
+    if cores and hasattr(os, "sched_setaffinity") and set(cores) < os.sched_getaffinity(os.getpid()):
+        os.sched_setaffinity(0, cores)
 
 
 def report(made: Made) -> Report:
     """What the client needs to know of a value that stays on the worker."""
     meta = describe(made.rows) if made.rows is not None else None
-    return Report(meta, made.fault, made.fatal, made.start, made.end)
+    return Report(meta, made.fault, made.fatal, made.times)
 
 
 def rows_of(value: Made | Rows) -> Rows:

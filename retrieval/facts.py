@@ -55,6 +55,13 @@ def facts(model: str) -> Facts:
     return Facts(folder, window, width, named)
 
 
+def body(model: str) -> Path:
+    """The folder of the model's transformer: its own, or that of its first module."""
+    folder = facts(model).folder
+    modules = _json(folder / "modules.json", [])
+    return folder / modules[0].get("path", "") if modules else folder
+
+
 def read_tokenizer(folder: Path) -> Tokenizer:
     """The tokenizer of a model folder, without truncation or padding; loads in about 0.1 s, without torch."""
     from tokenizers import Tokenizer

@@ -18,9 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import BadRowsError, RidgewayError, RowError, RowId
+from pipeline.machine import BYTES
+from pipeline.roofline import Cost, Flow, Work
 from pipeline.values import Answers, Citation, Completions, Passage, Prompts, Queries
 from retrieval.encoder import Encoder, check_dtype
 from retrieval.text import normalize
+from stages import costs
 from stages.attribution import Evidence, Sentence, candidates, cited, content, far, read_marks, weigh
 from stages.embed import open_encoder
 
@@ -98,6 +101,25 @@ class Cite:
         return self.encoder
 
     open = open_encoder
+
+    def cost(self, work: Work) -> Cost:
+        """Two texts of a question and three sentences of each passage are embedded, about 20 tokens each.
+
+        Besides, about 10,000 operations a passage (ours, timed): sentences are cut and words compared.
+        """
+        prompts, (known, _) = work.port("prompts"), costs.encoder(self.encoder)
+        k, dtype = costs.passages_shown(prompts), costs.number_type(self.dtype, work)
+        made = costs.encoding(known, prompts.rows * (2 + 3 * k), 20, dtype)
+        return Cost(
+            output=Flow(prompts.rows, 0.0, costs.answer_bytes(k)),
+            flops=made.flops,
+            traffic=made.traffic,
+            scalar=made.scalar + 1e4 * prompts.rows * k,
+            resident=float(known.total * BYTES[dtype]),
+            scratch=made.scratch,
+            opening=float(known.stored),
+            dtype=dtype,
+        )
 
     def run(self, state: Encoder, queries: Queries, prompts: Prompts, completions: Completions) -> Answers:
         """One answer for each question; embeds candidate sentences of the whole batch at once.

@@ -12,10 +12,12 @@ from numpy.typing import NDArray
 from pipeline.errors import BadRowsError, RowError
 from pipeline.machine import Device
 from pipeline.models import fingerprint
+from pipeline.roofline import Cost, Flow, Work
 from pipeline.values import Chunks, Embeddings, Queries, RowId
 from retrieval.encoder import Encoder, check_dtype, load
 from retrieval.facts import facts
 from retrieval.text import normalize
+from stages import costs
 
 
 class Encodes(Protocol):
@@ -61,6 +63,12 @@ class Embed:
     open = open_encoder
     identity = identify
 
+    def cost(self, work: Work) -> Cost:
+        """See `stages.costs.encoding`."""
+        chunks = work.port("chunks")
+        texts = Flow(chunks.rows, costs.chunk_characters(chunks))
+        return costs.embedded(self.model, self.dtype, work, texts, chunks=True)
+
     def run(self, state: Encoder, chunks: Chunks) -> Embeddings:
         """Vectors of `chunks.matches`; raises BadRowsError for those that are no numbers."""
         return _checked(chunks.ids, state.encode(chunks.matches, "document"))
@@ -82,6 +90,12 @@ class EmbedQueries:
 
     open = open_encoder
     identity = identify
+
+    def cost(self, work: Work) -> Cost:
+        """See `stages.costs.encoding`."""
+        queries = work.port("queries")
+        texts = Flow(queries.rows, costs.question_characters(queries))
+        return costs.embedded(self.model, self.dtype, work, texts, chunks=False)
 
     def run(self, state: Encoder, queries: Queries) -> Embeddings:
         """Vectors of `queries.texts`, normalised as chunks are; raises BadRowsError as `Embed` does."""

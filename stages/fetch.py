@@ -9,8 +9,10 @@ from typing import ClassVar
 
 from pipeline.errors import BadRowsError, RowError, RowId
 from pipeline.machine import Device
+from pipeline.roofline import Cost, Flow, Work
 from pipeline.values import Chunks, Corpora, Hits, Passage, Passages
 from retrieval.corpus import Corpus, open_corpus, write
+from stages import costs
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +22,13 @@ class StoreChunks:
     path: Path
 
     gathers: ClassVar[int] = 0
+
+    def cost(self, work: Work) -> Cost:
+        """About 940 operations a chunk (ours, timed); all chunks are read once and written once."""
+        chunks = work.port("chunks")
+        given = Flow(work.rows, chunks.rows, costs.FOLDER)
+        nbytes = chunks.rows * costs.chunk_bytes(costs.chunk_characters(chunks))
+        return Cost(given, traffic=2 * nbytes, scalar=940 * chunks.rows, scratch=nbytes)
 
     def run(self, state: None, chunks: Chunks) -> Corpora:
         """One row, `()`; no chunks give an empty corpus."""
@@ -51,6 +60,14 @@ class Fetch:
     def open(self, device: Device) -> Shelf:
         """An empty shelf of open corpora."""
         return Shelf()
+
+    def cost(self, work: Work) -> Cost:
+        """About 1,250 operations a hit (ours, timed), each of which is read from the corpus."""
+        hits = work.port("hits")
+        k = costs.hits_in(hits)
+        given = Flow(hits.rows, 0.0, costs.passage_bytes(k))
+        nbytes = costs.chunk_bytes(costs.CHUNK_CHARACTERS)
+        return Cost(given, traffic=2 * hits.rows * k * nbytes, scalar=1250 * hits.rows * k)
 
     def run(self, state: Shelf, hits: Hits, corpus: Corpora) -> Passages:
         """Passages, best first; raises BadRowsError for questions with a hit that no corpus holds."""

@@ -10,9 +10,13 @@ from pipeline import models
 from pipeline.errors import BadRowsError, GraphError, RidgewayError, RowError, RowId
 from pipeline.lookup import near_miss
 from pipeline.machine import Device
+from pipeline.roofline import Cost, Work
 from pipeline.values import Completions, Prompts
+from stages import costs
 from stages.llm import weights
+from stages.llm.cost import generating
 from stages.llm.generate import Completion, generate
+from stages.shapes import named
 
 __all__ = ["Generate"]
 
@@ -66,6 +70,12 @@ class Generate:
     def identity(self) -> Mapping[str, str | int]:
         """The model's fingerprint: answers of another model under the same name are other answers."""
         return {"fingerprint": models.fingerprint(models.resolve(self.model))}
+
+    def cost(self, work: Work) -> Cost:
+        """See `stages.llm.cost`. As many new tokens are expected as are allowed."""
+        prompts = work.port("prompts")
+        known, dtype = named(self.model), costs.number_type(self.dtype, work)
+        return generating(known, prompts.rows, costs.prompt_tokens(prompts), self.max_new_tokens, dtype)
 
     def open(self, device: Device) -> _State:
         """Load tokenizer and weights. Raises ModelError."""

@@ -12,9 +12,11 @@ import numpy as np
 from pipeline.errors import BadRowsError, GraphError, RowError, RowId
 from pipeline.lookup import find, near_miss
 from pipeline.machine import Device
+from pipeline.roofline import Cost, Flow, Work
 from pipeline.rows import row_order
 from pipeline.values import Chunks, Embeddings, Indexes
 from retrieval import index as store
+from stages import costs
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,16 @@ class IndexVectors:
         store.check_target(Path(self.path), store.VECTORS)
         return device
 
+    def cost(self, work: Work) -> Cost:
+        """That of the backend "exact", the least: vectors are sorted, copied, written; 126 operations each.
+
+        The others cluster or link the vectors, which takes longer (ours, timed).
+        """
+        vectors = work.port("embeddings")
+        nbytes = 4 * vectors.rows * costs.width_of(vectors)
+        given = Flow(work.rows, vectors.rows, costs.FOLDER)
+        return Cost(given, traffic=4 * nbytes, scalar=126 * vectors.rows, scratch=nbytes)
+
     def run(self, state: Device, embeddings: Embeddings) -> Indexes:
         """One row, id `()`. Raises BadRowsError for vectors that are not finite."""
         order = _order(embeddings.ids)
@@ -61,6 +73,13 @@ class IndexWords:
     def open(self, device: Device) -> None:
         """Look at the target before any work. Raises IndexMismatchError where it holds something else."""
         store.check_target(Path(self.path), store.WORDS)
+
+    def cost(self, work: Work) -> Cost:
+        """About 2.5 operations a character: words are cut and counted (ours, timed)."""
+        chunks = work.port("chunks")
+        characters = chunks.rows * costs.chunk_characters(chunks)
+        given = Flow(work.rows, chunks.rows, costs.FOLDER)
+        return Cost(given, traffic=8 * characters, scalar=2.5 * characters, scratch=8 * characters)
 
     def run(self, state: None, chunks: Chunks) -> Indexes:
         """One row, id `()`."""

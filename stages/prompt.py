@@ -21,10 +21,13 @@ from numpy.typing import NDArray
 
 from pipeline.errors import BadRowsError, RidgewayError, RowError, RowId
 from pipeline.machine import Device
+from pipeline.roofline import Cost, Flow, Work
 from pipeline.values import Passage, Passages, Prompts, Queries
 from retrieval.text import normalize
+from stages import costs
 from stages import template as templates
 from stages.llm import weights
+from stages.shapes import named
 from stages.template import DEFAULT, PromptPassage
 
 __all__ = ["WritePrompt"]
@@ -79,6 +82,23 @@ class WritePrompt:
         """The model's tokenizer and chat form. Reads no weights."""
         tokenizer = weights.tokenizer(self.model)
         return _Chat(tokenizer, *_around(tokenizer), weights.window(self.model))
+
+    def cost(self, work: Work) -> Cost:
+        """About 47 operations a token, to render and to count it (ours, timed).
+
+        A prompt has the question, the passages, and as many tokens of instructions and chat form as the
+        default template; never more than the model's window leaves.
+        """
+        queries, k = work.port("queries"), costs.passages_in(work.port("passages"))
+        characters = costs.question_characters(queries) + k * costs.CHUNK_CHARACTERS
+        tokens = min(characters / costs.TOKEN_CHARACTERS + 60, self._room())
+        given = Flow(queries.rows, tokens, costs.prompt_bytes(tokens, k))
+        return Cost(given, scalar=47 * queries.rows * tokens)
+
+    def _room(self) -> float:
+        """Tokens that a prompt may have, as far as the configuration says."""
+        window = named(self.model).window or costs.PROMPT_TOKENS + self.reserve
+        return max(min(window, self.max_tokens or window) - self.reserve, 1)
 
     def run(self, state: _Chat, queries: Queries, passages: Passages) -> Prompts:
         """One prompt for each question."""

@@ -14,7 +14,9 @@ from typing import Any, ClassVar
 
 from pipeline.errors import BadRowsError, RidgewayError, RowError, RowId
 from pipeline.machine import Device
+from pipeline.roofline import Cost, Flow, Work
 from pipeline.values import Documents, Pages, PageTexts
+from stages import costs
 from vision.isolate import Isolated
 from vision.page import Options, Page
 
@@ -46,6 +48,12 @@ class ListPages:
     def open(self, device: Device) -> Reading:
         """Processes to read with, one for each thread of the device."""
         return Reading(Isolated(device.threads), Options(passwords=_passwords(self.passwords_file)))
+
+    def cost(self, work: Work) -> Cost:
+        """About 20,000 operations a document, in child processes (ours, timed)."""
+        documents = work.port("documents").rows
+        given = Flow(documents * costs.PAGES, 0.0, costs.PAGE)
+        return Cost(given, scalar=2e4 * documents, spread=True)
 
     def run(self, state: Reading, documents: Documents) -> Pages:
         """A row for each page, with id `(document, page)`. Raises BadRowsError."""
@@ -81,6 +89,14 @@ class ReadPages:
         """Processes to read with, one for each thread of the device."""
         options = Options(self.dpi, self.max_pixels, _passwords(self.passwords_file))
         return Reading(Isolated(device.threads), options)
+
+    def cost(self, work: Work) -> Cost:
+        """About 100,000 operations a page, and 0.11 a byte to render an image (ours, timed), in processes."""
+        pages, share = work.port("pages").rows, costs.SCANNED
+        image = share * costs.image_bytes(self.dpi, self.max_pixels)
+        given = Flow(pages, 0.0, costs.page_bytes((1 - share) * costs.PAGE_CHARACTERS) + image)
+        scalar = pages * (1e5 + 0.11 * image)
+        return Cost(given, traffic=4 * pages * image, scalar=scalar, scratch=pages * image, spread=True)
 
     def run(self, state: Reading, pages: Pages) -> PageTexts:
         """The text or the image of each page. Raises BadRowsError."""

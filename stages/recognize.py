@@ -7,8 +7,10 @@ from typing import Any, ClassVar
 
 from pipeline.errors import BadRowsError, RidgewayError, RowError, RowId
 from pipeline.machine import Device
+from pipeline.roofline import Cost, Flow, Work
 from pipeline.values import PageTexts
-from vision.ocr import Ocr
+from stages import costs
+from vision.ocr import LINE_WORK, PAGE_WORK, RESIDENT, SCRATCH, Ocr
 from vision.page import Page
 
 
@@ -32,6 +34,27 @@ class Recognize:
     def open(self, device: Device) -> Ocr:
         """The models, on the cores of the device."""
         return Ocr.load(device.threads)
+
+    def cost(self, work: Work) -> Cost:
+        """That of the pages which are images; how many these are follows from the bytes of a page.
+
+        An image costs one detection and the recognition of its lines, in native threads, in float32. See
+        `vision.ocr` for the numbers.
+        """
+        texts = work.port("texts")
+        images = texts.rows * costs.images(texts)
+        nbytes = costs.page_bytes(costs.PAGE_CHARACTERS) if images else texts.nbytes
+        pairs = zip(PAGE_WORK, LINE_WORK, strict=True)
+        flops, moved = (images * (page + costs.LINES * line) for page, line in pairs)
+        return Cost(
+            output=Flow(texts.rows, 0.0, nbytes),
+            flops=flops,
+            traffic=moved,
+            scalar=3e3 * texts.rows,
+            resident=RESIDENT,
+            scratch=SCRATCH,
+            opening=RESIDENT,
+        )
 
     def run(self, state: Ocr, texts: PageTexts) -> PageTexts:
         """The same pages without images. Raises BadRowsError for pages on which recognition fails."""

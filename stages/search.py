@@ -18,11 +18,14 @@ from numpy.typing import NDArray
 
 from pipeline.errors import BadRowsError, GraphError, RowError, RowId
 from pipeline.machine import Device
+from pipeline.roofline import Cost, Flow, Work
 from pipeline.stage import ports
 from pipeline.values import Embeddings, Hits, Indexes, Queries
 from retrieval import index as store
+from retrieval.exact import TILE
 from retrieval.fusion import fuse
 from retrieval.index import Ranking
+from stages import costs
 
 CACHED = 4
 """Indexes that a lane keeps open."""
@@ -81,6 +84,25 @@ class Search:
         """No index yet: which ones, the rows say."""
         return OpenIndexes(device)
 
+    def cost(self, work: Work) -> Cost:
+        """The bound of an exact search: 2·B·N·D FLOP; N·D·4 bytes read, B·N·4 bytes of scores.
+
+        Which backend the index has only its folder says, so this holds for "exact" and "faiss-flat"; the
+        others look at fewer vectors. Scores and top-k are one stage: B·k ids and scores leave it, not B·N.
+        """
+        queries, chunks = work.port("queries").rows, work.port("index").length
+        width = costs.width_of(work.port("vectors"))
+        corpus = 4.0 * chunks * width
+        return Cost(
+            output=Flow(queries, 0.0, costs.hit_bytes(min(self.k, chunks or self.k))),
+            flops=2.0 * queries * chunks * width,
+            traffic=corpus + 4.0 * queries * chunks if queries else 0.0,
+            scalar=1600 * queries,
+            resident=corpus,
+            scratch=min(4.0 * queries * chunks, float(4 * TILE)),
+            opening=corpus,
+        )
+
     def run(self, state: OpenIndexes, queries: Queries, vectors: Embeddings, index: Indexes) -> Hits:
         """Hits with ids as in `queries`. Raises IndexMismatchError where the widths differ."""
         import torch
@@ -115,6 +137,15 @@ class SearchWords:
         """No index yet: which ones, the rows say."""
         return OpenIndexes(device)
 
+    def cost(self, work: Work) -> Cost:
+        """About 3,500 operations a query (ours, timed), and some 24 bytes a chunk to add up and rank scores.
+
+        The index, about 8 bytes a word of the corpus, is mapped and not held.
+        """
+        queries, chunks = work.port("queries").rows, work.port("words").length
+        given = Flow(queries, 0.0, costs.hit_bytes(min(self.k, chunks or self.k)))
+        return Cost(given, traffic=24 * queries * chunks, scalar=3500 * queries, scratch=12 * chunks)
+
     def run(self, state: OpenIndexes, queries: Queries, words: Indexes) -> Hits:
         """Hits with ids as in `queries`."""
 
@@ -134,6 +165,13 @@ class Fuse:
 
     def __post_init__(self) -> None:
         _check_positive(self, "k", "constant")
+
+    def cost(self, work: Work) -> Cost:
+        """About 27 operations a hit (ours, timed)."""
+        first, second = work.port("first"), work.port("second")
+        found = costs.hits_in(first) + costs.hits_in(second)
+        given = Flow(first.rows, 0.0, costs.hit_bytes(min(self.k, found)))
+        return Cost(given, scalar=27 * first.rows * found)
 
     def run(self, state: None, first: Hits, second: Hits) -> Hits:
         """Hits with ids as in `first`."""

@@ -15,12 +15,15 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import chain, zip_longest
+from typing import ClassVar
 
 import numpy as np
 
 from pipeline.errors import RidgewayError
+from pipeline.roofline import Cost, Flow, Work
 from pipeline.values import Answers, Completions, Passage, Passages, Queries, Steps
 from retrieval.text import normalize
+from stages import costs
 from stages.attribution import content
 from stages.cite import says_absent
 
@@ -32,6 +35,14 @@ _WORD = re.compile(r"[^\W_](?:\S*[^\W_])?")
 @dataclass(frozen=True, slots=True)
 class BeginSteps:
     """Each question before its first round: it is its own first query."""
+
+    role: ClassVar[str] = "relevancy"
+
+    def cost(self, work: Work) -> Cost:
+        """About 36 operations a question (ours, timed)."""
+        queries = work.port("queries")
+        nbytes = costs.step_bytes(0, costs.question_characters(queries))
+        return Cost(Flow(queries.rows, 0.0, nbytes), scalar=36 * queries.rows)
 
     def run(self, state: None, queries: Queries) -> Steps:
         """One row for each question, nothing found, nothing spent."""
@@ -56,6 +67,14 @@ class BeginSteps:
 class NextQueries:
     """What to search in this round."""
 
+    role: ClassVar[str] = "relevancy"
+
+    def cost(self, work: Work) -> Cost:
+        """About 12 operations a question (ours, timed)."""
+        rows = work.port("steps").rows
+        given = Flow(rows, 0.0, costs.question_bytes(costs.QUESTION_CHARACTERS))
+        return Cost(given, scalar=12 * rows)
+
     def run(self, state: None, steps: Steps) -> Queries:
         """The query of each question, restricted to the question's documents."""
         return Queries(steps.ids, steps.queries, steps.documents)
@@ -75,6 +94,13 @@ class Collect:
     def __post_init__(self) -> None:
         if not 1 <= self.new <= self.k:
             raise RidgewayError(f"Collect: new is {self.new!r}, k is {self.k!r}; give 1 <= new <= k")
+
+    def cost(self, work: Work) -> Cost:
+        """About 12 operations a passage (ours, timed)."""
+        steps, passages = work.port("steps"), work.port("passages")
+        old, found = costs.passages_held(steps), costs.passages_in(passages)
+        k = min(self.k, old + min(self.new, found))
+        return Cost(Flow(steps.rows, 0.0, costs.passage_bytes(k)), scalar=12 * steps.rows * (old + found))
 
     def run(self, state: None, steps: Steps, passages: Passages) -> Passages:
         """The passages that a prompt may show, best first."""
@@ -106,6 +132,12 @@ class Decide:
             raise RidgewayError(f"Decide: enough is {self.enough!r}; give a share above 0, or 2 for never")
         if self.names < 0:
             raise RidgewayError(f"Decide: names is {self.names!r}; give 0 or more")
+
+    def cost(self, work: Work) -> Cost:
+        """About 4,000 operations a passage (ours, timed): the words of each are compared."""
+        steps, k = work.port("steps"), costs.passages_in(work.port("passages"))
+        nbytes = costs.step_bytes(k, costs.QUESTION_CHARACTERS)
+        return Cost(Flow(steps.rows, 0.0, nbytes), scalar=4000 * steps.rows * k)
 
     def run(self, state: None, steps: Steps, passages: Passages, completions: Completions) -> Steps:
         """`steps` after this round; `passages` are those of `Collect`."""
@@ -140,6 +172,12 @@ class Decide:
 @dataclass(frozen=True, slots=True)
 class EndSteps:
     """Answers with the rounds and the tokens that all their rounds took."""
+
+    def cost(self, work: Work) -> Cost:
+        """About 110 operations a question (ours, timed)."""
+        answers = work.port("answers")
+        nbytes = answers.nbytes or costs.answer_bytes(costs.KEPT)
+        return Cost(Flow(answers.rows, 0.0, nbytes), scalar=110 * answers.rows)
 
     def run(self, state: None, answers: Answers, steps: Steps) -> Answers:
         """`answers`, with the counts of `steps`."""

@@ -16,6 +16,7 @@ import pytest
 
 from pipeline import values
 from pipeline.lookup import Table, load
+from pipeline.policies import POLICIES
 from pipeline.stage import ports
 from pipeline.values import Rows
 from retrieval.index import INDEXES
@@ -32,18 +33,20 @@ MAY_IMPORT = {
     "vision": {"pipeline", "vision"},
     "stages": {"pipeline", "retrieval", "vision", "stages"},
 }
-KNOTS = {"pipeline/cli.py"}
+KNOTS = {"pipeline/knot.py"}
 """Files of `pipeline` that may import the other folders."""
 
 ORDER = [
-    "versions", "layers", "errors", "lookup", "rows", "values", "machine", "machine_file", "roofline", "models", "probes", "hardware",
-    "stage", "node", "graph", "program",
-    "apply", "local", "timeline", "memory", "chains", "cuts", "gates", "policy", "policies", "plan", "events",
-    "holds", "wiring", "quiet", "graves", "groups", "tracking", "board", "scheduler", "flows", "learned", "estimate", "simulate", "search",
-    "planner", "calibrate", "worker", "executor",
-    "document", "dumping", "config", "question_files", "questions", "records", "evaluate",
-    "draw", "layout", "canvas", "svg", "catalogue", "schema", "doctor", "stored", "run_folder", "job",
-    "report", "shell", "options", "cli",
+    "versions", "layers", "errors", "lookup", "document", "profiles", "profile_file", "machine", "machine_file",
+    "roofline", "allocator", "dryrun", "memory", "rows", "values", "models", "probes", "hardware",
+    "fingerprint", "kernels", "cuda_kernels", "bench", "calibrate", "stage", "node", "graph", "program",
+    "apply", "local", "timeline", "perfetto", "advice", "compare", "roles", "gates", "chains", "cuts",
+    "policy", "policies", "plan", "events", "wiring", "quiet", "holds", "graves", "groups", "tracking", "board",
+    "scheduler", "watch", "learned", "flows", "estimate", "invent", "simulate", "spaces", "bounds", "search",
+    "planner", "reasons", "what_if", "worker", "cluster", "executor", "handoff", "planning",
+    "dumping", "config", "question_files", "questions", "records", "evaluate",
+    "draw", "layout", "canvas", "svg", "catalogue", "schema", "doctor", "stored", "look_back", "run_folder", "job",
+    "report", "plan_report", "foresee", "knot", "shell", "options", "commands", "cli",
 ]  # fmt: skip
 """The modules of `pipeline`: each imports only what stands before it."""
 
@@ -51,7 +54,11 @@ HEAVY = {
     "torch", "transformers", "sentence_transformers", "faiss", "dask", "distributed", "pypdfium2", "PIL",
     "onnxruntime", "rapidocr", "bm25s", "docx", "selectolax", "pyarrow", "gguf", "safetensors", "tokenizers",
 }  # fmt: skip
-MAY_BE_HEAVY = {"pipeline/executor.py": {"dask", "distributed"}, "retrieval/faiss_index.py": {"faiss"}}
+MAY_BE_HEAVY = {
+    "pipeline/cluster.py": {"dask", "distributed"},
+    "pipeline/executor.py": {"dask", "distributed"},
+    "retrieval/faiss_index.py": {"faiss"},
+}
 """Files that may import heavy libraries as they are imported; everywhere else it is done late."""
 
 
@@ -118,7 +125,9 @@ def test_files_and_functions_are_short(path: str) -> None:
 
 # tables
 
-TABLES: dict[str, Table] = {"STAGES": STAGES, "INDEXES": INDEXES, "READERS": READERS}
+TABLES: dict[str, Table] = {
+    "STAGES": STAGES, "INDEXES": INDEXES, "READERS": READERS, "POLICIES": POLICIES,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("table", "name"), [(t, n) for t, entries in TABLES.items() for n in entries])

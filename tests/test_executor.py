@@ -21,7 +21,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import GraphError, ModelError, PlanError
-from pipeline.executor import Run, lanes, local_client, run
+from pipeline.cluster import lanes, local_client
+from pipeline.executor import Run, run
 from pipeline.graph import Graph, Loop, node
 from pipeline.local import Outcome, run_local
 from pipeline.machine import Device, Machine, cores

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from pipeline import questions, stored
-from pipeline.executor import local_client, run
+from pipeline.cluster import local_client
+from pipeline.executor import run
 from pipeline.graph import Graph, Loop, node
 from pipeline.machine import Device, Machine, cores
 from pipeline.values import Completions, Corpora, Documents, Indexes, Passages, Queries, Steps

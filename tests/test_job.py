@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pipeline.errors import Failure, IndexMismatchError, ModelError, PlanError, RidgewayError
-from pipeline.executor import local_client
+from pipeline.cluster import local_client
 from pipeline.graph import Graph, node
 from pipeline.job import Summary, Task, run_job
 from pipeline.machine import Device, Machine

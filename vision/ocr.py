@@ -30,6 +30,14 @@ MAX_SIDE = 2400
 DETECTION_SIDE = 1600
 """Lines are looked for at this size (and read at the full one): less misses small print, more costs time."""
 
+PAGE_WORK = (3.8e10, 1.0e10)
+"""FLOP and bytes to look for lines at 1600 x 1120 pixels: all convolutions of the stored graph counted, and
+what each of its operations reads and writes (a runtime that fuses them moves less)."""
+LINE_WORK = (7.0e9, 1.0e9)
+"""The same to read a line of 48 x 1024 pixels."""
+RESIDENT, SCRATCH = 5.1e7, 4.8e8
+"""Bytes of the process that the models take, and that reading an A4 page at 200 dpi takes at its peak."""
+
 _MIN_FACING = 6  # boxes that must stand beside others before a gap counts as one between columns
 _MIN_FILL = 0.4  # how much of its side's width the middle one of them must fill
 _MIN_SHAPE = 10.0  # how much wider than high it must be: running text has at least some twenty letters a line

@@ -1,0 +1,146 @@
+"""How long a batch takes on a lane, before it runs: measured where it has been, else by formula.
+
+Three sources, best first. *measured*: batches of the very stage on such a lane, fitted. *scaled*: the
+stage's formula on this lane, times how much slower than its formula it was where it has run. *formula*:
+the roofline of its `cost` alone, which is a bound. A stage with neither is *assumed* to take
+`ASSUMED_SECONDS` a row, and the plan says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median
+
+from pipeline.errors import PlanError
+from pipeline.flows import Flows
+from pipeline.learned import Learned, Point, fit
+from pipeline.machine import Device, Machine
+from pipeline.policy import Lane
+from pipeline.program import Program, Step
+from pipeline.roofline import Cost, Flow, Terms, terms
+from pipeline.stage import accelerated, cost_of
+
+ASSUMED_SECONDS = 0.005
+"""What a row of a stage takes of which nothing is known."""
+ENOUGH = 6
+"""Batches from which a fit says more than a formula."""
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """Seconds of a batch, where they come from, and by formula what they are spent on."""
+
+    seconds: float
+    source: str
+    terms: Terms | None = None
+    cost: Cost | None = None
+
+    @property
+    def bound(self) -> str:
+        """ "compute", "memory", "scalar", "overhead", or "" where there is no formula."""
+        return self.terms.bound if self.terms else ""
+
+
+class Estimates:
+    """Seconds, bytes and rows of every step of a program on the lanes of a machine.
+
+    `sources`: name to the rows that come in. Raises PlanError where a step can run nowhere.
+    """
+
+    def __init__(
+        self, program: Program, machine: Machine, sources: Mapping[str, Flow], learned: Learned | None = None
+    ) -> None:
+        self.program = program
+        self.machine = machine
+        self.learned = learned or Learned()
+        self.flows = Flows(program, sources, self.learned)
+        self.steps = {s.name: s for s in program.steps}
+        self._guesses: dict[tuple[str, str, int, int], Guess] = {}
+        self._curves: dict[tuple[str, str], tuple[float, float, float] | None] = {}
+        self._ratios: dict[tuple[str, str], float] = {}
+
+    def can_run(self, step: str, device: Device) -> bool:
+        """Whether a lane can run a step at all: ordinary code needs a CPU, products a dtype it has."""
+        stage = self.steps[step].stage
+        if device.kind != "cpu" and not accelerated(stage):
+            return False
+        try:
+            self.guess(step, device, 1)
+        except PlanError:
+            return False
+        return True
+
+    def seconds(self, step: str, device: Device, rows: int, length: float | None = None) -> float:
+        """Seconds of a batch of `rows` whose mean cost hint is `length`."""
+        return self.guess(step, device, rows, length).seconds
+
+    def guess(self, step: str, device: Device, rows: int, length: float | None = None) -> Guess:
+        """As `seconds`, with where it comes from."""
+        at = self.flows.length(self.steps[step]) if length is None else length
+        key = (step, device.name, rows, round(at))
+        if key not in self._guesses:
+            self._guesses[key] = self._guess(self.steps[step], device, rows, at)
+        return self._guesses[key]
+
+    def cost(self, step: str, device: Device, rows: float, length: float | None = None) -> Cost | None:
+        """What a batch asks of a lane by the stage's own formula."""
+        s = self.steps[step]
+        return cost_of(s.stage, self.flows.work(s, rows, device.profile.auto(), length))
+
+    def opening(self, step: str, device: Device) -> float:
+        """Seconds until a stage is open on a lane: as seen, else what it reads from storage."""
+        known = self.learned.opening(self.steps[step].stage, device)
+        if known is not None:
+            return known
+        cost = self.cost(step, device, 1)
+        return cost.opening / device.profile.load if cost else 0.0
+
+    def lane(self, step: str, device: Device, batch: int) -> Lane:
+        """What policies know: a line through one row and a full batch, and what binds the latter."""
+        one, full = self.seconds(step, device, 1), self.guess(step, device, batch)
+        per_row = (full.seconds - one) / (batch - 1) if batch > 1 else one
+        opening = self.opening(step, device)
+        return Lane(device, max(one - per_row, 0.0), max(per_row, 0.0), full.bound, opening)
+
+    def _guess(self, s: Step, device: Device, rows: int, length: float) -> Guess:
+        cost = self.cost(s.name, device, rows, length)
+        split = terms(cost, device) if cost else None
+        curve = self._curve(s, device)
+        if curve is not None:
+            fixed, per_row, per_length = curve
+            told = max(fixed + per_row * rows + per_length * rows * length, device.profile.overhead)
+            return Guess(told, "measured", split, cost)
+        if split is None:
+            return Guess(device.profile.overhead + ASSUMED_SECONDS * rows, "assumed")
+        ratio = self._ratio(s, device)
+        return Guess(split.seconds * ratio, "scaled" if ratio != 1.0 else "formula", split, cost)
+
+    def _curve(self, s: Step, device: Device) -> tuple[float, float, float] | None:
+        """The fit of a stage on such lanes, where it has run often enough, or has no formula."""
+        key = (s.name, device.name)
+        if key not in self._curves:
+            points = self.learned.of(s.stage, device)
+            has_formula = self.cost(s.name, device, 1) is not None
+            enough = len(points) >= ENOUGH or (points and not has_formula)
+            self._curves[key] = fit(points) if enough else None
+        return self._curves[key]
+
+    def _ratio(self, s: Step, device: Device) -> float:
+        """How much slower than its formula a stage has been: on such lanes, else on any of this kind."""
+        key = (s.name, device.name)
+        if key not in self._ratios:
+            self._ratios[key] = self._find_ratio(s, device)
+        return self._ratios[key]
+
+    def _find_ratio(self, s: Step, device: Device) -> float:
+        for lane in (device, *(d for d in self.machine.devices if d.kind == device.kind)):
+            points = self.learned.of(s.stage, lane)
+            if points:
+                return median(self._slower(s, lane, p) for p in points)
+        return 1.0
+
+    def _slower(self, s: Step, lane: Device, p: Point) -> float:
+        cost = self.cost(s.name, lane, p.rows, p.length / p.rows if p.rows else 0.0)
+        assert cost is not None
+        return p.seconds / terms(cost, lane).seconds

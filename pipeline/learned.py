@@ -1,0 +1,153 @@
+"""What earlier runs have shown: how long batches took, what came out of them, and what opening costs.
+
+Formulas bound what a device can do; measurements say what it does. A run adds its spans here, by stage
+with its parameters and by kind of lane, and the next plan starts from them. Kept in the cache, a file for
+each machine; nothing in it is needed, all of it can be deleted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from pipeline.machine import Device
+from pipeline.timeline import Span
+
+KEPT = 64
+"""Batches remembered for a stage and a kind of lane: the latest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One batch: rows, sum of their lengths, seconds."""
+
+    rows: int
+    length: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Yield:
+    """What a stage has made, in all: of `rows` it made `made`, weighing `nbytes`, of `length` in sum."""
+
+    rows: float = 0.0
+    made: float = 0.0
+    nbytes: float = 0.0
+    length: float = 0.0
+
+    def plus(self, other: Yield) -> Yield:
+        """Both together; the older counts half, so that a new corpus soon decides."""
+        return Yield(*(getattr(self, f.name) / 2 + getattr(other, f.name) for f in fields(self)))
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """`points` and `openings` (seconds) by `lane_key`; `yields` by `stage_key`; `rounds` by loop."""
+
+    points: Mapping[str, tuple[Point, ...]] = field(default_factory=dict)
+    openings: Mapping[str, float] = field(default_factory=dict)
+    yields: Mapping[str, Yield] = field(default_factory=dict)
+    rounds: Mapping[str, float] = field(default_factory=dict)
+
+    def of(self, stage: Any, device: Device) -> tuple[Point, ...]:
+        """The batches of a stage on lanes like `device`."""
+        return self.points.get(lane_key(stage, device), ())
+
+    def opening(self, stage: Any, device: Device) -> float | None:
+        """Seconds that opening it took; None where nobody knows."""
+        return self.openings.get(lane_key(stage, device))
+
+    def yielded(self, stage: Any) -> Yield | None:
+        """What came of its rows; None where nobody knows."""
+        return self.yields.get(stage_key(stage))
+
+    def with_run(
+        self,
+        stages: Mapping[str, Any],
+        devices: Mapping[str, Device],
+        spans: Sequence[Span],
+        lengths: Mapping[str, float],
+        rounds: Mapping[str, float],
+    ) -> Learned:
+        """This and a run. `lengths`: of each step, the mean cost hint of the rows that it made."""
+        points, openings, yields = dict(self.points), dict(self.openings), dict(self.yields)
+        fresh: dict[str, Yield] = {}
+        for s in spans:
+            stage, key = stages[s.step], lane_key(stages[s.step], devices[s.device])
+            points[key] = (*points.get(key, ()), Point(s.rows, s.length, s.seconds))[-KEPT:]
+            if s.opening:
+                openings[key] = s.opening
+            known = fresh.get(stage_key(stage), Yield())
+            length = s.made * lengths.get(s.step, 0.0)
+            fresh[stage_key(stage)] = Yield(
+                known.rows + s.rows, known.made + s.made, known.nbytes + s.nbytes, known.length + length
+            )
+        for key, found in fresh.items():
+            yields[key] = yields.get(key, Yield()).plus(found)
+        return Learned(points, openings, yields, {**self.rounds, **rounds})
+
+
+def stage_key(stage: Any) -> str:
+    """A stage with its parameters, as a short text that is the same in every process."""
+    kind = type(stage)
+    told = repr([(f.name, getattr(stage, f.name)) for f in fields(stage)]) if is_dataclass(stage) else ""
+    return f"{kind.__module__}.{kind.__qualname__}-{blake2b(told.encode(), digest_size=6).hexdigest()}"
+
+
+def lane_key(stage: Any, device: Device) -> str:
+    """A stage on a kind of lane."""
+    return f"{stage_key(stage)}@{device.kind}/{device.threads}"
+
+
+def read(path: Path) -> Learned:
+    """What a file holds; nothing where there is none, or where it is damaged or of another version."""
+    try:
+        found = json.loads(path.read_text("utf-8"))
+        return Learned(
+            {k: tuple(Point(*p) for p in v) for k, v in found["points"].items()},
+            dict(found["openings"]),
+            {k: Yield(**v) for k, v in found["yields"].items()},
+            dict(found["rounds"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return Learned()  # it is a cache: the next run fills it again
+
+
+def write(learned: Learned, path: Path) -> None:
+    """Keep it; whole or not at all."""
+    told = {
+        "points": {k: [[p.rows, p.length, p.seconds] for p in v] for k, v in learned.points.items()},
+        "openings": dict(learned.openings),
+        "yields": {k: asdict(v) for k, v in learned.yields.items()},
+        "rounds": dict(learned.rounds),
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.{os.getpid()}")
+    part.write_text(json.dumps(told), encoding="utf-8")
+    part.replace(path)
+
+
+def fit(points: Iterable[Point]) -> tuple[float, float, float]:
+    """`fixed + per_row * rows + per_length * length`, none below 0, of the batches' seconds.
+
+    Non-negative least squares on relative errors, so that small batches count as much as large ones.
+    Ours; the linear form is that of LoongServe (arXiv 2404.09526) without its square, which our batches of
+    like length do not show apart from the slope.
+    """
+    import numpy as np
+    from scipy.optimize import nnls
+
+    known = [p for p in points if p.seconds > 0]
+    if not known:
+        return 0.0, 0.0, 0.0
+    seconds = np.array([p.seconds for p in known])
+    shape = np.array([[1.0, p.rows, p.length] for p in known]) / seconds[:, None]
+    scale = np.maximum(np.abs(shape).max(axis=0), 1e-300)
+    found, _ = nnls(shape / scale, np.ones(len(known)))
+    fixed, per_row, per_length = found / scale
+    return float(fixed), float(per_row), float(per_length)

@@ -1,0 +1,36 @@
+"""After a run: what happened beside what was predicted, where time went, and what to remember."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline import perfetto
+from pipeline.advice import advice
+from pipeline.compare import compare
+from pipeline.planning import remember
+from pipeline.roles import memory_line, memory_share
+
+if TYPE_CHECKING:
+    from pipeline.executor import Run
+    from pipeline.planner import Planned
+
+FILE = "timeline.json"
+
+
+def look_back(run: Run, planned: Planned | None, out: Path) -> dict[str, Any]:
+    """Write the timeline of a finished run, and remember what it has shown; returns the facts for run.json.
+
+    `predicted`: the comparison by step; `advice`: a line for each lane; `memory`: the share of the time that
+    was memory processing.
+    """
+    if run.timeline is None or run.plan is None:
+        return {}
+    predicted = planned.simulated.timeline if planned else None
+    perfetto.write(run.timeline, out / FILE, predicted)
+    remember(run)
+    found: dict[str, Any] = {
+        "advice": list(advice(run.timeline, run.plan.machine.devices)),
+        "memory": memory_line(memory_share(run.timeline, run.program)),
+    }
+    return found | ({"predicted": compare(predicted, run.timeline).as_dict()} if predicted else {})

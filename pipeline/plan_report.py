@@ -1,0 +1,180 @@
+"""A plan for people and for programs: what runs where, how long, bound by what, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.advice import bottleneck
+from pipeline.bounds import Bounds
+from pipeline.gates import Decision, duration, size
+from pipeline.machine import Device
+from pipeline.planner import Planned
+from pipeline.program import Step
+from pipeline.reasons import reasons
+from pipeline.roofline import intensity
+from pipeline.simulate import Simulated
+
+HEAD = ("step", "rows", "on", "batch", "dtype", "seconds", "bound by", "FLOP/byte", "memory", "known from")
+EDGES = ("from", "to", "bytes", "handed over")
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One step. `seconds`: of all its rows, on all its lanes; `memory`: bytes of state and of a batch."""
+
+    step: str
+    rows: float
+    devices: tuple[str, ...]
+    batch: int
+    dtype: str
+    seconds: float
+    bound: str
+    intensity: float
+    memory: float
+    source: str
+
+    def cells(self) -> tuple[str, ...]:
+        """For a table."""
+        return (
+            self.step, f"{self.rows:,.0f}", ", ".join(self.devices), str(self.batch), self.dtype,
+            f"{self.seconds:.3g}", self.bound, f"{self.intensity:.3g}" if self.intensity else "",
+            size(self.memory) if self.memory else "", self.source,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeLine:
+    """One edge. `nbytes`: of all its rows; `transport`: "by reference" within a memory, else the way."""
+
+    producer: str
+    step: str
+    nbytes: float
+    transport: str
+
+    def cells(self) -> tuple[str, ...]:
+        """For a table."""
+        return self.producer, self.step, size(self.nbytes), self.transport
+
+
+def lines(planned: Planned) -> tuple[Line, ...]:
+    """A line for each step, in order."""
+    return tuple(_line(s, planned) for s in planned.estimates.program.steps)
+
+
+def _line(step: Step, planned: Planned) -> Line:
+    placement, estimates = planned.plan.placements[step.name], planned.estimates
+    rows = estimates.flows.rows(step)
+    device = planned.plan.machine.device(placement.devices[0])
+    batch = max(1, min(placement.batch, round(rows)))
+    guess = estimates.guess(step.name, device, batch)
+    cost = guess.cost
+    return Line(
+        step.name, rows, placement.devices, placement.batch,
+        cost.dtype if cost and cost.flops else "",
+        sum(Bounds(estimates).piece(step.name, placement.devices).loads.values()),
+        guess.bound, intensity(cost) if cost else 0.0,
+        cost.resident + cost.scratch if cost else 0.0, guess.source,
+    )  # fmt: skip
+
+
+def edges(planned: Planned) -> tuple[EdgeLine, ...]:
+    """A line for each edge, in order."""
+    return tuple(
+        EdgeLine(e.producer, s.name, _bytes(e.producer, planned), _transport(e.producer, s, planned))
+        for s in planned.estimates.program.steps
+        for e in s.edges
+    )
+
+
+def _bytes(producer: str, planned: Planned) -> float:
+    flow = planned.estimates.flows.made(producer)
+    return flow.rows * flow.nbytes
+
+
+def _transport(producer: str, step: Step, planned: Planned) -> str:
+    placed, machine = planned.plan.placements, planned.plan.machine
+    to = machine.device(placed[step.name].devices[0])
+    start = machine.device(placed[producer].devices[0]) if producer in placed else machine.devices[0]
+    if start.pool == to.pool:
+        return "by reference"
+    seconds = machine.seconds(start, to, _bytes(producer, planned))
+    return f"copied from {start.pool} to {to.pool}: {duration(seconds)}"
+
+
+def summary(planned: Planned) -> Iterator[str]:
+    """What is expected of the run, in a few lines."""
+    timeline = planned.simulated.timeline
+    yield f"predicted: {duration(planned.seconds)} on {planned.plan.machine.name}"
+    found = bottleneck(timeline)
+    if found is not None:
+        yield f"bottleneck: {found.step} on {found.device}, busy {100 * found.share:.0f} % of the time"
+    assumed = [line.step for line in lines(planned) if line.source == "assumed"]
+    if assumed:
+        yield f"nothing is known of {', '.join(assumed)}: a run will measure them"
+    yield from _bill(planned.simulated, planned.seconds)
+    if planned.plan.policies:
+        yield f"policies: {', '.join(planned.plan.policies)}"
+
+
+def _bill(found: Simulated, seconds: float) -> Iterator[str]:
+    scale = seconds / found.timeline.seconds if found.timeline.seconds else 0.0
+    if found.bill.joules:
+        yield f"energy: {found.bill.joules * scale / 3.6e6:.3g} kWh"
+    if found.bill.dollars:
+        yield f"cost: {found.bill.dollars * scale:.3g} USD"
+
+
+def notes(planned: Planned) -> dict[str, str]:
+    """A line for each step of a picture."""
+    return {
+        line.step: f"{', '.join(line.devices)} · {line.batch} rows · {duration(line.seconds)}"
+        for line in lines(planned)
+    }
+
+
+def sentences(planned: Planned) -> Iterator[str]:
+    """Every decision with its reason, and what was rejected."""
+    for decision in reasons(planned):
+        yield decision.why
+        yield from (f"  not {other}: {why}" for other, why in decision.rejected)
+
+
+def as_dict(planned: Planned, more: Mapping[str, float]) -> dict[str, Any]:
+    """The plan for JSON. `more`: what an added device would bring, see `pipeline.what_if`."""
+    timeline = planned.simulated.timeline
+    found = bottleneck(timeline)
+    return {
+        "machine": planned.plan.machine.name,
+        "devices": [_device(d) for d in planned.plan.machine.devices],
+        "seconds": planned.seconds,
+        "bottleneck": None if found is None else {"step": found.step, "device": found.device},
+        "steps": [_record(line) for line in lines(planned)],
+        "edges": [_record(line) for line in edges(planned)],
+        "policies": list(planned.plan.policies),
+        "window_bytes": planned.plan.window,
+        "decisions": [_decision(d) for d in reasons(planned)],
+        "with_one_more": dict(more),
+        "joules": planned.simulated.bill.joules,
+        "usd": planned.simulated.bill.dollars,
+        "considered": planned.considered,
+    }
+
+
+def _record(line: Line | EdgeLine) -> dict[str, Any]:
+    return {name: getattr(line, name) for name in line.__dataclass_fields__}
+
+
+def _device(device: Device) -> dict[str, Any]:
+    return {"name": device.name, "threads": device.threads, "pool": device.pool}
+
+
+def _decision(d: Decision) -> dict[str, Any]:
+    return {
+        "what": d.what,
+        "chosen": d.chosen,
+        "why": d.why,
+        "numbers": dict(d.numbers),
+        "rejected": [{"what": what, "why": why} for what, why in d.rejected],
+    }

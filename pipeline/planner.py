@@ -1,0 +1,194 @@
+"""The best plan for a program on a machine: what to run where, chosen by estimates and simulation.
+
+Every layout of the machine and every placement that memory allows is compared: by a bound where there are
+many, the most promising by simulation on few rows, then on more (`pipeline.search`). A pure function: the
+same program, machine, rows and experience give the same plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+from pipeline.bounds import Bounds
+from pipeline.errors import PlanError
+from pipeline.estimate import Estimates
+from pipeline.invent import given
+from pipeline.learned import Learned
+from pipeline.machine import Machine, layouts
+from pipeline.plan import WINDOW_BYTES, Placement, Plan
+from pipeline.policy import Job
+from pipeline.program import Program
+from pipeline.roofline import Flow
+from pipeline.search import halving, shaken
+from pipeline.simulate import Simulated, simulate
+from pipeline.spaces import Choice, Space, fitted, space
+from pipeline.stage import gathers
+
+ENUMERATED = 4096
+"""Placements of a layout up to which all are looked at."""
+FINALISTS = 16
+"""Candidates that are simulated."""
+EFFORTS = (0.1, 0.4, 1.0)
+ROW_STEPS = 4000
+"""Rows times steps of a full simulation while searching; a larger run is cut down to it."""
+SWEEPS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A placement on the `layout`-th layout: lanes by step."""
+
+    layout: int
+    chosen: tuple[Choice, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A plan, what it is expected to do, and what else was looked at.
+
+    `seconds`: predicted; `simulated`: of the rows in full, or of as many as `ROW_STEPS` allow; `others`:
+    plans that were simulated, with their seconds, best first; `evaluations`: full simulations' worth of
+    work; `considered`: placements compared in all.
+    """
+
+    plan: Plan
+    estimates: Estimates
+    sources: Mapping[str, Flow]
+    seconds: float
+    simulated: Simulated
+    others: tuple[tuple[Plan, float], ...]
+    evaluations: float
+    considered: int
+
+
+class Planner:
+    """Plans of one program for one workload. `divide`: the CPU's lanes may be laid out anew."""
+
+    def __init__(
+        self,
+        program: Program,
+        machine: Machine,
+        sources: Mapping[str, Flow],
+        learned: Learned | None = None,
+        window: int = WINDOW_BYTES,
+        policies: tuple[str, ...] = (),
+        divide: bool = True,
+        seed: int = 0,
+    ) -> None:
+        self._program = program
+        self._learned = learned or Learned()
+        self._sources = sources
+        self._window = window
+        self._policies = policies
+        self._seed = seed
+        self._machines = layouts(machine) if divide else (machine,)
+        self._estimates: dict[tuple[int, float], Estimates] = {}
+        self.spaces = [space(self.estimates(i)) for i in range(len(self._machines))]
+        steps = max(1.0, sum(self.estimates(0).flows.rows(s) for s in program.steps))
+        self._share = min(1.0, ROW_STEPS / steps)
+
+    def best(self) -> Planned:
+        """The plan to run. Raises PlanError where nothing fits."""
+        ranked, considered = self._ranked()
+        found = halving([c for _, c in ranked[:FINALISTS]], self.score, EFFORTS)
+        others = tuple((self.plan(c), self._in_full(c, s)) for c, s in found.ranking[1:])
+        result = self._simulate(found.best, self._share)
+        seconds = self._in_full(found.best, result.timeline.seconds)
+        plan, estimates = self.plan(found.best), self.estimates(found.best.layout)
+        return Planned(plan, estimates, self._sources, seconds, result, others, found.evaluations, considered)
+
+    def score(self, candidate: Candidate, effort: float) -> float:
+        """Predicted makespan on a share of the rows."""
+        return self._simulate(candidate, self._share * effort).timeline.seconds
+
+    def plan(self, candidate: Candidate, share: float = 1.0) -> Plan:
+        """The plan of a candidate, with batches that fit into memory."""
+        estimates = self.estimates(candidate.layout, share)
+        placed = fitted(self.spaces[candidate.layout], candidate.chosen, estimates, self._window)
+        jobs = tuple(job(name, p, estimates) for name, p in placed.items())
+        return Plan(self._machines[candidate.layout], placed, self._window, self._policies, jobs)
+
+    def estimates(self, layout: int, share: float = 1.0) -> Estimates:
+        """Estimates on a layout, of a share of the rows."""
+        key = (layout, share)
+        if key not in self._estimates:
+            sources = {n: shrunk(f, share) for n, f in self._sources.items()}
+            machine = self._machines[layout]
+            self._estimates[key] = Estimates(self._program, machine, sources, self._learned)
+        return self._estimates[key]
+
+    def _simulate(self, candidate: Candidate, share: float) -> Simulated:
+        estimates = self.estimates(candidate.layout, share)
+        sources = {n: shrunk(f, share) for n, f in self._sources.items()}
+        whole = {n: kind.whole for n, kind in self._program.sources.items()}
+        return simulate(self.plan(candidate, share), estimates, given(sources, whole))
+
+    def _in_full(self, candidate: Candidate, seconds: float) -> float:
+        """The makespan of all rows from that of a share: both grow as their bounds do."""
+        if self._share == 1.0:
+            return seconds
+        part, whole = (self._bound(candidate, share) for share in (self._share, 1.0))
+        return seconds * whole / part if part else seconds
+
+    def _bound(self, candidate: Candidate, share: float) -> float:
+        chosen = dict(zip(self.spaces[candidate.layout].steps, candidate.chosen, strict=True))
+        return Bounds(self.estimates(candidate.layout, share)).bound(chosen)
+
+    def _ranked(self) -> tuple[list[tuple[float, Candidate]], int]:
+        """Candidates that fit, by their bounds; how many there were."""
+        found: dict[Candidate, float] = {}
+        for i, here in enumerate(self.spaces):
+            bounds = Bounds(self.estimates(i))
+            for chosen in self._candidates(here, bounds):
+                found[Candidate(i, chosen)] = bounds.bound(dict(zip(here.steps, chosen, strict=True)))
+        ranked = sorted(((b, c) for c, b in found.items()), key=lambda pair: pair[0])
+        fitting = [(b, c) for b, c in ranked if self._fits(c)]
+        if not fitting:
+            self.plan(ranked[0][1])  # raises, and says what would help
+        return fitting, len(found)
+
+    def _candidates(self, here: Space, bounds: Bounds) -> Sequence[tuple[Choice, ...]]:
+        if here.size <= ENUMERATED:
+            return list(product(*here.choices))
+        starts = [tuple(c[0] for c in here.choices), tuple(c[-1] for c in here.choices)]
+        starts += shaken(here.choices, self._seed, 2)
+        return list(dict.fromkeys(c for start in starts for c in self._swept(start, here, bounds)))
+
+    def _swept(self, start: tuple[Choice, ...], here: Space, bounds: Bounds) -> list[tuple[Choice, ...]]:
+        """All placements seen while each step in turn moves to where the bound is smallest."""
+        best, seen = list(start), [start]
+        for _ in range(SWEEPS):
+            before = list(best)
+            for at, choices in enumerate(here.choices):
+                tried = [(*best[:at], c, *best[at + 1 :]) for c in choices]
+                scores = [bounds.bound(dict(zip(here.steps, c, strict=True))) for c in tried]
+                best = list(tried[scores.index(min(scores))])
+                seen.append(tuple(best))
+            if best == before:
+                break
+        return seen
+
+    def _fits(self, candidate: Candidate) -> bool:
+        try:
+            self.plan(candidate)
+        except PlanError:
+            return False
+        return True
+
+
+def shrunk(flow: Flow, share: float) -> Flow:
+    """A share of the rows, at least one of those that there are."""
+    return replace(flow, rows=max(min(flow.rows, 1.0), round(flow.rows * share)))
+
+
+def job(name: str, placement: Placement, estimates: Estimates) -> Job:
+    """What policies know of a step: its cost on every lane that could run it."""
+    step = estimates.steps[name]
+    batch = placement.batch
+    if gathers(step.stage) is None:
+        batch = min(batch, max(1, round(estimates.flows.rows(step))))
+    able = [d for d in estimates.machine.devices if estimates.can_run(name, d)]
+    lanes = {d.name: estimates.lane(name, d, batch) for d in able}
+    return Job(name, placement.batch, placement.devices, lanes, loops=len(step.scope))

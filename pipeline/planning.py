@@ -1,0 +1,116 @@
+"""Plans for real rows on real machines: measures, remembers, and asks the planner.
+
+The shell around `pipeline.planner`: looks at the machine (measuring it once, see `pipeline.calibrate`),
+reads what earlier runs have shown, and adds what this one shows.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pipeline import calibrate, learned
+from pipeline.fingerprint import facts, fingerprint
+from pipeline.graph import Graph
+from pipeline.learned import Learned
+from pipeline.machine import Machine, detect
+from pipeline.models import cache_dir
+from pipeline.plan import WINDOW_BYTES
+from pipeline.planner import Planned, Planner
+from pipeline.program import Turn, flatten
+from pipeline.roofline import Flow
+from pipeline.values import Rows
+
+if TYPE_CHECKING:
+    from pipeline.executor import Run
+
+DEFAULT_POLICIES: tuple[str, ...] = ()
+"""What a run follows unless told otherwise."""
+
+
+def plan_for(
+    graph: Graph,
+    inputs: Mapping[str, Rows],
+    machine: Machine | None = None,
+    policies: tuple[str, ...] = (),
+    window: int = WINDOW_BYTES,
+    chunks: float = 0.0,
+) -> Planned:
+    """The best plan to run `graph` over `inputs`; hand its `.plan` to `run`.
+
+    `machine`: lanes of this host that exist already, such as a cluster's; by default this machine, measured
+    now if it never was (12 s). `policies`: names from `pipeline.policies`, else those of the graph;
+    `chunks`: in the indexes that are among the inputs. Raises PlanError where nothing fits, or a policy is
+    not known.
+    """
+    here = measured()
+    lanes = here if machine is None else calibrate.fitted(machine, here) or machine
+    sources = {name: flow_of(rows, chunks) for name, rows in inputs.items()}
+    return plan_flows(graph, sources, lanes, experience(), policies, window, divide=machine is None)
+
+
+def plan_flows(
+    graph: Graph,
+    sources: Mapping[str, Flow],
+    machine: Machine,
+    known: Learned,
+    policies: tuple[str, ...] = (),
+    window: int = WINDOW_BYTES,
+    divide: bool = True,
+) -> Planned:
+    """The best plan for so many rows on any machine. `divide`: its CPU lanes may be laid out anew."""
+    chosen = policies or graph.policies or DEFAULT_POLICIES
+    return Planner(flatten(graph), machine, sources, known, window, chosen, divide).best()
+
+
+def measured(again: bool = False) -> Machine:
+    """This machine as it was measured, now if it never was or `again`."""
+    here = detect()
+    known = None if again else calibrate.known(here)
+    if known is not None:
+        return known
+    from pipeline import handoff
+
+    return calibrate.measured(here, task_seconds=handoff.seconds(), again=True)
+
+
+def flow_of(rows: Rows, chunks: float = 0.0) -> Flow:
+    """The flow of rows that are there; `chunks`: those behind a row that stands for the corpus."""
+    count, lengths = len(rows), rows.lengths
+    mean = chunks if rows.whole else sum(lengths) / count if lengths and count else 0.0
+    return Flow(count, mean, rows.nbytes / count if count else 0.0)
+
+
+def experience(elsewhere: bool = False) -> Learned:
+    """What earlier runs on this machine have shown; `elsewhere`: what of it holds on any machine."""
+    found = learned.read(_path())
+    return Learned(yields=found.yields, rounds=found.rounds) if elsewhere else found
+
+
+def remember(run: Run) -> None:
+    """Add what a finished run has shown. A disk that does not take it is told of, and the run stands."""
+    assert run.plan is not None
+    stages = {s.name: s.stage for s in run.program.steps}
+    devices = {d.name: d for d in run.plan.machine.devices}
+    made = {step: total / max(run.tallies[step].rows, 1) for step, total in run.lengths.items()}
+    shown = learned.read(_path()).with_run(stages, devices, run.spans, made, _rounds(run))
+    try:
+        learned.write(shown, _path())
+    except OSError as error:
+        logging.getLogger("ridgeway").warning("what this run has shown is not kept: %s", error)
+
+
+def _path() -> Path:
+    return cache_dir() / "learned" / f"{fingerprint(facts(detect()))}.json"
+
+
+def _rounds(run: Run) -> dict[str, float]:
+    """Mean rounds of the rows of each loop over inputs: rows of the step that ends it, by input."""
+    found = {}
+    for turn in (n for n in run.program.nodes if isinstance(n, Turn) and n.depth == 1):
+        tally = run.tallies.get(turn.until)
+        if tally is not None and tally.roots:
+            found[turn.name] = tally.rows / len(tally.roots)
+    return found

@@ -1,0 +1,76 @@
+"""What greedy generation takes: prefill is bound by arithmetic, decode by the bytes of weights and cache.
+
+The counts of Pope et al. 2022 (arXiv 2211.05102, sections 2 and 3) for a dense decoder with a KV cache:
+
+    prefill   2·P·S FLOP a row, and 2·S²·H·d a layer for attention (causal: half of all pairs); logits of
+              the last token only; the weights are read once for the batch
+    decode    T - 1 steps for T tokens: 2·(P + V·D) FLOP a row, and 4·(S + t)·H·d a layer; each step reads
+              all weights, those of the logits included, once for the batch, and the whole cache
+    cache     2·L·n_kv·d elements a token
+
+P parameters of the layers, B rows, S prompt tokens, T new ones. These are bounds: the library's `generate`
+copies the cache as it grows and starts each kernel from Python, which the measured ratio of a run and
+`scalar` stand for.
+"""
+
+from __future__ import annotations
+
+from pipeline.machine import BYTES
+from pipeline.roofline import Cost, Flow
+from stages.costs import RESERVED, completion_bytes
+from stages.shapes import Shape
+
+_STEP, _LAYER = 1e4, 4e3
+"""Operations of Python in a step beside the layers, and in a layer: 0.5 ms and 0.2 ms on one core of a
+Sapphire Rapids machine, with layers so narrow that nothing else counts (about 45 calls of torch a layer)."""
+
+
+def cache_bytes(known: Shape, dtype: str) -> int:
+    """Bytes that the KV cache takes for one token: keys and values of all layers."""
+    return 2 * known.layers * known.keys * BYTES[dtype]
+
+
+def prefill_flops(known: Shape, rows: float, tokens: float) -> float:
+    """FLOP to read `rows` prompts of `tokens` tokens and to give the logits of the last one."""
+    pairs = 2.0 * known.layers * tokens**2 * known.heads
+    return rows * (2.0 * known.linear * tokens + 2.0 * known.head + pairs)
+
+
+def decode_flops(known: Shape, rows: float, context: float) -> float:
+    """FLOP of one step of `rows` rows that attend to `context` tokens each."""
+    pairs = 4.0 * known.layers * context * known.heads
+    return rows * (2.0 * (known.linear + known.head) + pairs)
+
+
+def scratch_bytes(known: Shape, rows: float, tokens: float, new: float, dtype: str) -> float:
+    """The most that is reserved beside weights, prompts and answers; checked against dry runs.
+
+    The cache as it is at the end, and the larger of two moments: prefill in an MLP (three F and four D wide
+    tensors a token, and a mask of a byte a pair), and the logits of a step (in `dtype` and in float32).
+    """
+    size = BYTES[dtype]
+    cache = rows * (tokens + new) * cache_bytes(known, dtype)
+    reading = rows * tokens * (size * (3 * known.inner + 4 * known.width) + tokens)
+    choosing = rows * known.vocabulary * (size + 4)
+    return RESERVED * (cache + max(reading, choosing))
+
+
+def generating(known: Shape, rows: float, tokens: float, new: int, dtype: str) -> Cost:
+    """The cost of answers of `new` tokens to prompts of `tokens`, on average.
+
+    All `new` tokens are expected to be asked for: a batch ends with its longest answer.
+    """
+    size, steps, context = BYTES[dtype], new - 1, tokens + new / 2
+    weights = size * (known.linear + known.head)
+    cache = rows * cache_bytes(known, dtype)
+    widths = size * known.layers * (16 * known.width + 6 * known.inner)  # what the modules of a layer move
+    return Cost(
+        output=Flow(rows, 0.0, completion_bytes(new)),
+        flops=prefill_flops(known, rows, tokens) + steps * decode_flops(known, rows, context),
+        traffic=weights + rows * tokens * widths + cache * tokens + steps * (weights + cache * context),
+        scalar=new * (_STEP + known.layers * _LAYER) if rows else 0.0,
+        resident=float(size * known.total),
+        scratch=scratch_bytes(known, rows, tokens, new, dtype),
+        opening=float(known.stored),
+        dtype=dtype,
+    )
