@@ -9,8 +9,7 @@ the roofline of its `cost` alone, which is a bound. A stage with neither is *ass
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from statistics import median
+from dataclasses import dataclass, replace
 
 from pipeline.errors import PlanError
 from pipeline.flows import Flows
@@ -121,26 +120,32 @@ class Estimates:
         key = (s.name, device.name)
         if key not in self._curves:
             points = self.learned.of(s.stage, device)
-            has_formula = self.cost(s.name, device, 1) is not None
-            enough = len(points) >= ENOUGH or (points and not has_formula)
-            self._curves[key] = fit(points) if enough else None
+            if self.cost(s.name, device, 1) is None:
+                points = points or self.learned.nearest(s.stage, device)[1]
+            elif len(points) < ENOUGH:
+                points = ()
+            self._curves[key] = fit(points) if points else None
         return self._curves[key]
 
     def _ratio(self, s: Step, device: Device) -> float:
-        """How much slower than its formula a stage has been: on such lanes, else on any of this kind."""
+        """How much slower than its formula a stage has been: on such lanes, else on the nearest of its kind.
+
+        So lanes of another width are compared by what was measured too, not by a bound.
+        """
         key = (s.name, device.name)
         if key not in self._ratios:
             self._ratios[key] = self._find_ratio(s, device)
         return self._ratios[key]
 
     def _find_ratio(self, s: Step, device: Device) -> float:
-        for lane in (device, *(d for d in self.machine.devices if d.kind == device.kind)):
-            points = self.learned.of(s.stage, lane)
-            if points:
-                return median(self._slower(s, lane, p) for p in points)
-        return 1.0
+        threads, points = self.learned.nearest(s.stage, device)
+        if not points:
+            return 1.0
+        profile = device.profile if threads == device.threads else self.machine.lane_profile(threads)
+        lane = replace(device, threads=threads, profile=profile)
+        return sum(p.seconds for p in points) / sum(self._formula(s, lane, p) for p in points)
 
-    def _slower(self, s: Step, lane: Device, p: Point) -> float:
+    def _formula(self, s: Step, lane: Device, p: Point) -> float:
         cost = self.cost(s.name, lane, p.rows, p.length / p.rows if p.rows else 0.0)
         assert cost is not None
-        return p.seconds / terms(cost, lane).seconds
+        return terms(cost, lane).seconds

@@ -58,9 +58,19 @@ class Learned:
         """The batches of a stage on lanes like `device`."""
         return self.points.get(lane_key(stage, device), ())
 
+    def nearest(self, stage: Any, device: Device) -> tuple[int, tuple[Point, ...]]:
+        """The batches on the lanes of the same kind that are most like `device`, and their threads."""
+        found = {_threads(k): v for k, v in self.points.items() if k.startswith(kind_key(stage, device))}
+        if not found:
+            return 0, ()
+        near = min(found, key=lambda n: (abs(n - device.threads), n))
+        return near, found[near]
+
     def opening(self, stage: Any, device: Device) -> float | None:
-        """Seconds that opening it took; None where nobody knows."""
-        return self.openings.get(lane_key(stage, device))
+        """Seconds that opening it took, on such a lane or on one of its kind; None where nobody knows."""
+        kind = kind_key(stage, device)
+        others = [seconds for key, seconds in self.openings.items() if key.startswith(kind)]
+        return self.openings.get(lane_key(stage, device), max(others, default=None))
 
     def yielded(self, stage: Any) -> Yield | None:
         """What came of its rows; None where nobody knows."""
@@ -99,9 +109,18 @@ def stage_key(stage: Any) -> str:
     return f"{kind.__module__}.{kind.__qualname__}-{blake2b(told.encode(), digest_size=6).hexdigest()}"
 
 
+def kind_key(stage: Any, device: Device) -> str:
+    """A stage on any lane of a kind: what its `lane_key` begins with."""
+    return f"{stage_key(stage)}@{device.kind}/"
+
+
 def lane_key(stage: Any, device: Device) -> str:
-    """A stage on a kind of lane."""
-    return f"{stage_key(stage)}@{device.kind}/{device.threads}"
+    """A stage on lanes of a kind and width."""
+    return f"{kind_key(stage, device)}{device.threads}"
+
+
+def _threads(key: str) -> int:
+    return int(key.rpartition("/")[2])
 
 
 def read(path: Path) -> Learned:

@@ -73,6 +73,11 @@ class PageTexts(Rows):
     headings: tuple[tuple[tuple[int, str], ...], ...]
     sources: tuple[str, ...]
 
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Thousands of pixels of each page that are still to be read."""
+        return tuple(0 if i is None else i.shape[0] * i.shape[1] // 1000 + 1 for i in self.images)
+
 
 @dataclass(frozen=True, slots=True)
 class Chunks(Rows):

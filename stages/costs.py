@@ -64,11 +64,8 @@ def image_bytes(dpi: int, most: int) -> float:
 
 
 def images(pages: Flow) -> float:
-    """Share of the pages that are images (A4 at 200 dpi), from the bytes of a page; a hundredth is text."""
-    share = (pages.nbytes - page_bytes(PAGE_CHARACTERS)) / image_bytes(200, 2**31)
-    if not pages.nbytes:
-        return SCANNED
-    return min(share, 1.0) if share >= 0.01 else 0.0
+    """A4 pages at 200 dpi that the images of a page make up, from its thousands of pixels."""
+    return pages.length * 3e3 / image_bytes(200, 2**31)
 
 
 def chunk_bytes(characters: float) -> float:

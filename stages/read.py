@@ -94,7 +94,8 @@ class ReadPages:
         """About 100,000 operations a page, and 0.11 a byte to render an image (ours, timed), in processes."""
         pages, share = work.port("pages").rows, costs.SCANNED
         image = share * costs.image_bytes(self.dpi, self.max_pixels)
-        given = Flow(pages, 0.0, costs.page_bytes((1 - share) * costs.PAGE_CHARACTERS) + image)
+        nbytes = costs.page_bytes((1 - share) * costs.PAGE_CHARACTERS) + image
+        given = Flow(pages, image / 3e3, nbytes)
         scalar = pages * (1e5 + 0.11 * image)
         return Cost(given, traffic=4 * pages * image, scalar=scalar, scratch=pages * image, spread=True)
 

@@ -36,7 +36,7 @@ class Recognize:
         return Ocr.load(device.threads)
 
     def cost(self, work: Work) -> Cost:
-        """That of the pages which are images; how many these are follows from the bytes of a page.
+        """That of the pages which are images; how many these are follows from their pixels.
 
         An image costs one detection and the recognition of its lines, in native threads, in float32. See
         `vision.ocr` for the numbers.
