@@ -6,8 +6,9 @@ Without a client of the user's own, the lanes are threads of this process, and v
 from __future__ import annotations
 
 import logging
+import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
 import dask
@@ -21,6 +22,10 @@ from pipeline.values import Rows
 from pipeline.worker import Made, Order, States
 
 STATES = "ridgeway-states"
+LOOK = 2.0
+"""Seconds between two looks at the workers of a cluster that is not ours."""
+GRACE = 20.0
+"""Seconds for which a worker may be away: one that a supervisor starts anew comes back in less."""
 
 
 class StatesPlugin(WorkerPlugin):  # type: ignore[misc]
@@ -81,6 +86,52 @@ def lanes(client: Client) -> tuple[Machine, dict[str, str]]:
     threads = {a: int(w["resources"].get("threads", w["nthreads"])) for a, w in workers.items()}
     machine = Machine(tuple(Device(names[a], threads[a]) for a in workers))
     return machine, {name: address for address, name in names.items()}
+
+
+class Pulse:
+    """Sees lanes go: a worker that is not there for `GRACE` seconds, and none of its name in its place.
+
+    `addresses`: of each lane, kept up to date where a worker was started anew.
+    """
+
+    def __init__(
+        self, client: Client, addresses: Mapping[str, str], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.addresses = dict(addresses)
+        self._client = client
+        self._clock = clock
+        self._names = {lane: self._workers().get(address) for lane, address in addresses.items()}
+        self._missing: dict[str, float] = {}
+        self._next = clock() + LOOK
+
+    def gone(self) -> list[str]:
+        """Lanes that are gone since the last call; looked for every `LOOK` seconds."""
+        if self._clock() < self._next:
+            return []
+        self._next = self._clock() + LOOK
+        here = self._workers()
+        for lane in [lane for lane, address in self.addresses.items() if address in here]:
+            self._missing.pop(lane, None)
+        lost = [lane for lane, address in self.addresses.items() if address not in here]
+        return [lane for lane in lost if not self._is_back(lane, here) and self._is_over(lane)]
+
+    def _is_back(self, lane: str, here: Mapping[str, object]) -> bool:
+        """Whether another worker has the lane's name; it takes the lane's place."""
+        again = [address for address, name in here.items() if name == self._names[lane]]
+        if again:
+            self.addresses[lane] = again[0]
+            self._missing.pop(lane, None)
+        return bool(again)
+
+    def _is_over(self, lane: str) -> bool:
+        if self._clock() - self._missing.setdefault(lane, self._clock()) < GRACE:
+            return False
+        del self.addresses[lane], self._missing[lane]
+        return True
+
+    def _workers(self) -> dict[str, object]:
+        workers = self._client.sync(self._client.scheduler.identity, n_workers=-1)["workers"]
+        return {address: w["name"] for address, w in workers.items()}
 
 
 def check_lanes(plan: Plan, addresses: Mapping[str, str]) -> None:

@@ -21,9 +21,9 @@ from distributed.client import as_completed
 from distributed.scheduler import KilledWorker
 
 from pipeline.apply import Fault
-from pipeline.cluster import StatesPlugin, check_lanes, given, lanes, local_client, work
+from pipeline.cluster import Pulse, StatesPlugin, check_lanes, given, lanes, local_client, work
 from pipeline.errors import Failure
-from pipeline.events import Done, Emit, Event, Fail, Failed, Free, Key, Meta, Start, Submit, describe
+from pipeline.events import Done, Emit, Event, Fail, Failed, Free, Key, Lost, Meta, Start, Submit, describe
 from pipeline.graph import Graph
 from pipeline.local import Result, check_inputs
 from pipeline.machine import Device, detect
@@ -76,7 +76,8 @@ class Run:
             self.plan = self.plan or place(self.program, machine)
             check_lanes(self.plan, addresses)
             client.register_plugin(StatesPlugin())
-            yield from _Obey(self, self.plan, client, addresses).results()
+            pulse = Pulse(client, addresses) if self._client else None
+            yield from _Obey(self, self.plan, client, addresses, pulse).results()
 
     async def __aiter__(self) -> AsyncIterator[Result]:
         results = iter(self)
@@ -108,8 +109,11 @@ def run(
 class _Obey:
     """Carries out instructions; holds the futures of live values."""
 
-    def __init__(self, run_: Run, plan: Plan, client: Client, addresses: Mapping[str, str]) -> None:
+    def __init__(
+        self, run_: Run, plan: Plan, client: Client, addresses: Mapping[str, str], pulse: Pulse | None
+    ) -> None:
         self._run = run_
+        self._pulse = pulse
         self._plan = plan
         self._client = client
         self._addresses = addresses
@@ -131,14 +135,24 @@ class _Obey:
                 self._futures[name] = self._client.submit(given, rows, pure=False)
             yield from self._tell(Start(tuple((name, describe(rows)) for name, rows in sources.items())))
             for future, result in self._completed:
-                yield from self._tell(self._event(self._told.pop(future.key)[0], result))
-                self._run._listen(self._run)
+                if future.key in self._told:  # else its lane was lost, and it was asked for again
+                    yield from self._tell(self._event(self._told.pop(future.key)[0], result))
+                    self._run._listen(self._run)
+                yield from self._lost()
             assert self._scheduler.finished, "nothing runs and inputs are left"
             took = time.monotonic() - self._started
             self._run.timeline = Timeline(took, tuple(self._run.spans), self._watch.stalls(took))
         finally:
             for future in [*self._futures.values(), *(told for _, told in self._told.values())]:
                 future.release()  # not cancel(): Dask's scheduler breaks over dependents that nobody wants
+
+    def _lost(self) -> Iterator[Result]:
+        """Tell the Scheduler of lanes that are gone; what they had under way comes again from elsewhere."""
+        for lane in self._pulse.gone() if self._pulse else ():
+            for key in [key for key, (task, _) in self._told.items() if task.device == lane]:
+                task, _ = self._told.pop(key)
+                self._futures.pop(task.task, None)
+            yield from self._tell(Lost(lane))
 
     def _event(self, task: Submit, result: Report | BaseException | tuple[Any, ...]) -> Event:
         """What became of a task."""
@@ -157,8 +171,9 @@ class _Obey:
         return Failed(task.task, result.fault)
 
     def _span(self, task: Submit, result: Report) -> Span:
-        t, meta = result.times, result.meta or Meta((), 0)
-        at = (t.start - self._started, t.end - self._started)
+        t, meta, now = result.times, result.meta or Meta((), 0), time.monotonic()
+        late = 0.0 if self._started <= t.start <= t.end <= now else now - t.end  # another machine's clock
+        at = (t.start + late - self._started, t.end + late - self._started)
         made = (len(meta.ids), float(meta.nbytes))
         return Span(task.step, task.device, *at, len(task.owed), t.length, *made, t.opening)
 
@@ -186,7 +201,8 @@ class _Obey:
         name = f"{task.step}-{self._name}-{task.task}"
         values = [self._futures[key] for key in keys]
         # in the order of the Scheduler; elsewhere only when the lane's worker is gone
-        how = {"workers": [self._addresses[task.device]], "allow_other_workers": True, "pure": False}
+        addresses = self._pulse.addresses if self._pulse else self._addresses
+        how = {"workers": [addresses[task.device]], "allow_other_workers": True, "pure": False}
         how["priority"] = -task.task
         made = self._client.submit(work, order, *values, key=name, **how)
         told = self._client.submit(report, made, key=f"report-{name}", **how)

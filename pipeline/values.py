@@ -20,25 +20,10 @@ from pipeline.errors import RowId
 from pipeline.rows import Rows
 
 __all__ = [
-    "Answers",
-    "Chunks",
-    "Citation",
-    "Completions",
-    "Corpora",
-    "Documents",
-    "Embeddings",
-    "Hits",
-    "Indexes",
-    "PageTexts",
-    "Pages",
-    "Passage",
-    "Passages",
-    "Prompts",
-    "Queries",
-    "RowId",
-    "Rows",
+    "Answers", "Chunks", "Citation", "Completions", "Corpora", "Documents", "Embeddings", "Hits",
+    "Indexes", "PageTexts", "Pages", "Passage", "Passages", "Prompts", "Queries", "RowId", "Rows",
     "Steps",
-]
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -270,6 +270,22 @@ def test_the_row_that_kills_its_worker_fails_and_the_run_ends() -> None:
     assert [r.id for r in outcome_.results] == [(f"r{i}",) for i in range(6)]
 
 
+@pytest.mark.slow
+def test_a_lane_that_goes_for_good_is_left_out_and_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.cluster.LOOK", 0.0)
+    monkeypatch.setattr("pipeline.cluster.GRACE", 0.0)
+    with local_client(LANES) as client:
+        under_way = run(chain(Plus(0), Plus(1), batch=1), many(40), client)
+        results = iter(under_way)
+        found = [next(results)]
+        client.sync(client.cluster.workers["cpu:1"].close)
+        before = len(under_way.spans)
+        found += results
+    assert [r.id for r in found] == [(f"r{i}",) for i in range(40)]
+    assert not under_way.failures
+    assert {s.device for s in under_way.spans[before + 8 :]} == {"cpu:0"}
+
+
 def unreadable() -> Any:
     raise ModuleNotFoundError("No module named 'mine'")
 

@@ -26,7 +26,7 @@ def test_a_task_runs_the_stage_on_the_rows_it_names() -> None:
     made = work(Plus(), numbers(a=1, b=2, c=3), (2, 0))
     assert made.rows == Numbers((("c",), ("a",)), (4, 2))
     assert (made.fault, made.fatal) == (None, None)
-    assert made.start <= made.end
+    assert made.times.start <= made.times.end
 
 
 def test_rows_of_several_values_make_one_batch() -> None:
