@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pipeline.holds import Item
+from pipeline.holds import Item, Weights
 from pipeline.machine import Machine
 from pipeline.program import Program, Step
 from pipeline.quiet import Place
@@ -21,24 +21,32 @@ Batch = dict[Place, dict[str, tuple[Item, ...]]]
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A batch under way."""
+    """A batch under way. `read`: bytes of the rows that are its own; `promised`: bytes it may become."""
 
     step: Step
     device: str
     rows: Batch
+    read: int = 0
+    promised: int = 0
 
 
 class Board:
-    """Counts tasks. `again`: batches of each step that must run once more, before what is ready."""
+    """Counts tasks. `again`: batches of each step that must run once more, before what is ready.
+
+    `promised`: bytes that the tasks under way are expected to make.
+    """
 
     def __init__(self, program: Program, machine: Machine, rows: Tracker) -> None:
         self.tasks: dict[int, Task] = {}
+        self.weights = Weights()
+        self.promised = 0
         self.lost: set[str] = set()
         self.again: dict[str, list[Batch]] = {s.name: [] for s in program.steps}
         self.steps_of: dict[str, tuple[str, ...]] = {}
         self._ready = rows.ready
         names = [s.name for s in program.steps]
         self._above = {n: [a for a in names[:i] if n in rows.below[a]] for i, n in enumerate(names)}
+        self._around = rows.around
         self._busy: dict[str, int] = defaultdict(int)
         self._flying: dict[str, int] = defaultdict(int)
         self._opened: set[tuple[str, str]] = set()
@@ -82,6 +90,11 @@ class Board:
         moving = (a for a in reversed(self._above[step]) if self._flying[a] or self.has_rows(a))
         return next(moving, None)
 
+    def returning(self, step: str) -> str | None:
+        """The nearest step from which rows of a loop may come round to `step` again, if any moves."""
+        moving = (a for a in reversed(self._around[step]) if self._flying[a] or self.has_rows(a))
+        return next(moving, None)
+
     def has_rows(self, step: str) -> bool:
         """Whether a step could run."""
         return bool(self.again[step] or self._ready[step])
@@ -91,18 +104,19 @@ class Board:
         return sorted(self._room, key=self._order.__getitem__)
 
     def standing(self) -> list[str]:
-        """The lanes that are there and have nothing to do."""
-        return [lane for lane in self.with_room() if not self._busy[lane]]
+        """The lanes that are there and have nothing to do, while no other lane works on their cores."""
+        return [lane for lane in self.with_room() if self.is_free(lane, 1)]
 
     def is_free(self, lane: str, depth: int) -> bool:
         """Whether a lane has fewer than `depth` tasks, and no lane on its cores has any."""
         if self._busy[lane] >= depth or lane in self.lost:
             return False
-        return not any(self._busy[rival] for rival in self._rivals[lane])
+        return not any(map(self._busy.__getitem__, self._rivals[lane]))
 
     def begin(self, number: int, task: Task) -> None:
         """A task is handed to its lane."""
         self.tasks[number] = task
+        self.promised += task.promised
         self._busy[task.device] += 1
         if self._busy[task.device] >= QUEUED:
             self._room.discard(task.device)
@@ -112,6 +126,7 @@ class Board:
     def retire(self, number: int) -> Task:
         """A task is over."""
         task = self.tasks.pop(number)
+        self.promised -= task.promised
         self._busy[task.device] -= 1
         self._room.add(task.device)
         self._flying[task.step.name] -= 1

@@ -1,12 +1,15 @@
-"""How good a placement can be, without simulating it: a lower bound that is cheap to compare by.
+"""About how good a placement can be, without simulating it: a number that is cheap to compare by.
 
 The larger of two times. *Load*: what the busiest lane has to do. *Path*: how long the rows take through
 the steps one after another, where a gathering step waits for all of its rows and others overlap. Ours; the
 load is the objective of PipeEdge (arXiv 2110.14895), without asking that a lane's steps are neighbours.
+When not: as a proof. Lanes share several steps better than one at a time, and last batches are not full,
+so a run may take less, by up to 40 % in random placements.
 """
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -17,6 +20,9 @@ from pipeline.machine import Device
 from pipeline.program import Program, Step
 from pipeline.spaces import Choice, batch
 from pipeline.stage import gathers, state_key
+
+COUNTED = 256
+"""Batches that are handed out one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +42,15 @@ class Bounds:
         self._program = estimates.program
         self._pieces: dict[tuple[str, Choice], Piece] = {}
         self._producers = _producers(self._program)
+        self._edges = {s.name: self._moved(s) for s in self._program.steps}
+        self._opened: dict[tuple[str, Choice], list[tuple[str, float]]] = {}
+        self._links: dict[tuple[str, ...], float] = {}
+        self._states = {s.name: state_key(s.stage) for s in self._program.steps}
 
-    def bound(self, chosen: Mapping[str, Choice]) -> float:
-        """Seconds that a run cannot stay under."""
-        return max(max(self.loads(chosen).values(), default=0.0), self._path(chosen))
+    def bound(self, chosen: Mapping[str, Choice], limit: float = math.inf) -> float:
+        """About the seconds of a run; where that is `limit` or more, any number from it on."""
+        load = max(self.loads(chosen).values(), default=0.0)
+        return load if load >= limit else max(load, self._path(chosen))
 
     def loads(self, chosen: Mapping[str, Choice]) -> dict[str, float]:
         """Seconds of work for each lane: batches, openings, and what it waits for over links."""
@@ -48,13 +59,20 @@ class Bounds:
         for name, lanes in chosen.items():
             for lane, seconds in self.piece(name, lanes).loads.items():
                 found[lane] += seconds
-            for device in map(self._device, lanes):
-                key = (device.name, *state_key(self._estimates.steps[name].stage))
+            for lane, seconds in self._openings(name, lanes):
+                key = (lane, *self._states[name])
                 if key not in opened:
                     opened.add(key)
-                    found[device.name] += self._estimates.opening(name, device)
+                    found[lane] += seconds
             found[lanes[0]] += self.link(name, chosen)
         return dict(found)
+
+    def _openings(self, name: str, lanes: Choice) -> list[tuple[str, float]]:
+        """The lanes on which opening a step's stage takes time, with the seconds."""
+        if (name, lanes) not in self._opened:
+            each = [(d, self._estimates.opening(name, self._device(d))) for d in lanes]
+            self._opened[name, lanes] = [(d, seconds) for d, seconds in each if seconds]
+        return self._opened[name, lanes]
 
     def piece(self, name: str, lanes: Choice) -> Piece:
         """A step on its lanes."""
@@ -64,14 +82,18 @@ class Bounds:
 
     def link(self, name: str, chosen: Mapping[str, Choice]) -> float:
         """Seconds that all rows of a step need over the links to its first lane."""
-        step, to = self._estimates.steps[name], self._device(chosen[name][0])
-        seconds = 0.0
-        for e in step.edges:
-            for producer in self._producers[e.producer]:
-                flow = self._estimates.flows.made(e.producer)
-                start = self._device(chosen[producer][0])
-                seconds += self._estimates.machine.seconds(start, to, flow.rows * flow.nbytes)
-        return seconds
+        edges = self._edges[name]
+        key = (name, chosen[name][0], *(chosen[producer][0] for producer, _ in edges))
+        if key not in self._links:
+            to = self._device(chosen[name][0])
+            ways = [(self._device(chosen[producer][0]), nbytes) for producer, nbytes in edges]
+            self._links[key] = sum(self._estimates.machine.seconds(a, to, nbytes) for a, nbytes in ways)
+        return self._links[key]
+
+    def _moved(self, step: Step) -> list[tuple[str, float]]:
+        """The steps before a step, with the bytes of all their rows."""
+        flows = [(e.producer, self._estimates.flows.made(e.producer)) for e in step.edges]
+        return [(p, f.rows * f.nbytes) for ref, f in flows for p in self._producers[ref]]
 
     def _device(self, lane: str) -> Device:
         return self._estimates.machine.device(lane)
@@ -81,10 +103,7 @@ class Bounds:
         size = min(batch(step, lanes, self._estimates), max(1, round(total)))
         each = {d: self._estimates.seconds(step.name, self._device(d), size) for d in lanes}
         count = math.ceil(total / size - 1e-9)
-        speeds = {d: 1 / s for d, s in each.items()}
-        shares = {d: count * v / sum(speeds.values()) for d, v in speeds.items()}
-        if len(set(each.values())) == 1:  # alike: whole batches, the first lanes get one more
-            shares = {d: float(count // len(lanes) + (i < count % len(lanes))) for i, d in enumerate(lanes)}
+        shares = _shares(count, each)
         loads = {d: shares[d] * each[d] for d in lanes}
         return Piece(loads, min(each.values()), max(loads.values()))
 
@@ -104,6 +123,23 @@ class Bounds:
 
     def _begun(self, name: str, starts: Mapping[str, float], chosen: Mapping[str, Choice]) -> float:
         return starts[name] + self.piece(name, chosen[name]).first
+
+
+def _shares(count: int, each: Mapping[str, float]) -> dict[str, float]:
+    """Batches for each lane, where every lane takes the next as soon as it is free, however slow it is.
+
+    Beyond `COUNTED` batches by speed, but one at least: a slow lane has taken its first by then.
+    """
+    if count > COUNTED:
+        speed = sum(1 / s for s in each.values())
+        return {d: max(1.0, count / s / speed) for d, s in each.items()}
+    shares = dict.fromkeys(each, 0.0)
+    free = [(0.0, i, d) for i, d in enumerate(each)]
+    for _ in range(count):
+        ends, i, d = free[0]
+        heapq.heapreplace(free, (ends + each[d], i, d))
+        shares[d] += 1
+    return shares
 
 
 def _producers(program: Program) -> dict[str, Sequence[str]]:

@@ -13,7 +13,22 @@ import typer
 
 from pipeline import commands
 from pipeline.knot import kept, loaded, task_of
-from pipeline.options import Allow, Cluster, Documents, File, Index, Json, Out, Quiet, Reindex, Set, Verbose
+from pipeline.options import (
+    Allow,
+    Cluster,
+    Deadline,
+    Documents,
+    File,
+    Index,
+    Json,
+    Out,
+    PolicyNames,
+    Quiet,
+    Reindex,
+    Set,
+    Verbose,
+    split,
+)
 from pipeline.report import finish, mistakes_told, print_json, show
 from pipeline.shell import do, made_by, settle, speak
 
@@ -35,6 +50,8 @@ def run(
     reindex: Reindex = False,
     parquet: Annotated[bool, typer.Option(help="Also write answers.parquet.")] = False,
     scheduler: Cluster = "",
+    policy: PolicyNames = [],  # noqa: B006
+    deadline: Deadline = None,
     settings: Set = [],  # noqa: B006
     allow: Allow = [],  # noqa: B006
     as_json: Json = False,
@@ -48,7 +65,7 @@ def run(
     graph = loaded(file, (index or out).absolute(), settings, allow)
     asked = question_files.read(questions)
     task = task_of(graph, out, index or out, documents, asked, reindex, kept(file, settings, allow))
-    summary = do(task, scheduler, quiet or as_json)
+    summary = do(task, scheduler, quiet or as_json, split(policy), deadline)
     if parquet:
         from pipeline.records import write_parquet
 

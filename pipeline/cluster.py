@@ -6,13 +6,15 @@ Without a client of the user's own, the lanes are threads of this process, and v
 from __future__ import annotations
 
 import logging
+import os
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import dask
-from distributed import Client, SpecCluster, Worker, WorkerPlugin, get_worker, secede
+from distributed import Client, Nanny, SpecCluster, Worker, WorkerPlugin, get_worker, secede
 from distributed import Scheduler as DaskScheduler
 
 from pipeline.errors import PlanError
@@ -51,26 +53,61 @@ def given(rows: Rows) -> Rows:
 
 
 @contextmanager
-def local_client(machine: Machine) -> Iterator[Client]:
-    """A client whose workers are threads of this process, one named after each device of `machine`."""
+def local_client(machine: Machine, apart: bool = False) -> Iterator[Client]:
+    """A client whose workers are one for each device of `machine`, named after it.
+
+    They are threads of this process, or, `apart`, processes of their own, which a supervisor starts anew
+    when they die.
+    """
+    with ExitStack() as stack:
+        with dask.config.set(_settings(machine)), _environment_kept(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            cluster = stack.enter_context(_cluster(machine, apart))
+            client = stack.enter_context(Client(cluster, set_as_default=False))
+            client.wait_for_workers(len(machine.devices))
+        yield client
+
+
+def _cluster(machine: Machine, apart: bool) -> SpecCluster:
     http = {"dashboard": False, "dashboard_address": "127.0.0.1:0"}
-    options = {"nthreads": 1, "memory_limit": 0, **http}
+    kind = Nanny if apart else Worker
+    options: dict[str, Any] = {"nthreads": 1, "memory_limit": 0, **http}
+    options |= {"host": "127.0.0.1", "silence_logs": logging.ERROR} if apart else {}
     workers = {
-        d.name: {"cls": Worker, "options": {**options, "resources": {"threads": d.threads}}}
+        d.name: {"cls": kind, "options": {**options, "resources": {"threads": d.threads}}}
         for d in machine.devices
     }
-    settings = {"distributed.scheduler.work-stealing": False}
-    with ExitStack() as stack:
-        with dask.config.set(settings), warnings.catch_warnings():  # not for the run: they are the process's
-            warnings.simplefilter("ignore")
-            cluster = SpecCluster(
-                workers=workers,
-                scheduler={"cls": DaskScheduler, "options": {"protocol": "inproc://", **http}},
-                silence_logs=logging.ERROR,
-            )
-            stack.enter_context(cluster)
-            client = stack.enter_context(Client(cluster, set_as_default=False))
-        yield client
+    protocol = {"protocol": "tcp://", "host": "127.0.0.1", "port": 0} if apart else {"protocol": "inproc://"}
+    scheduler = {"cls": DaskScheduler, "options": {**protocol, **http}}
+    return SpecCluster(workers=workers, scheduler=scheduler, silence_logs=logging.ERROR)
+
+
+def _settings(machine: Machine) -> dict[str, Any]:
+    """For the cluster, not for this process: lanes keep their tasks and values, and have their threads.
+
+    Dask would set one thread before a worker process starts, and watches memory that values share.
+    """
+    threads = max(d.threads for d in machine.devices)
+    spawn = "distributed.nanny.pre-spawn-environ"
+    libraries = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+    return {
+        "distributed.scheduler.work-stealing": False,
+        "distributed.scheduler.active-memory-manager.start": False,
+        "distributed.worker.daemon": False,
+        **{f"{spawn}.{name}": threads for name in libraries},
+    }
+
+
+@contextmanager
+def _environment_kept() -> Iterator[None]:
+    """Dask leaves the threads of its workers in this process's environment, for the next cluster to find."""
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        for name in set(os.environ) - set(before):
+            del os.environ[name]
+        os.environ.update(before)
 
 
 def lanes(client: Client) -> tuple[Machine, dict[str, str]]:

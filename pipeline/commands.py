@@ -11,6 +11,7 @@ from pipeline.knot import crawled, loaded, stages_table
 from pipeline.options import (
     Allow,
     Asked,
+    Deadline,
     Documents,
     File,
     Json,
@@ -84,6 +85,7 @@ def plan(
     questions: Asked = None,
     rows: RowCount = 100,
     policy: PolicyNames = [],  # noqa: B006
+    deadline: Deadline = None,
     settings: Set = [],  # noqa: B006
     allow: Allow = [],  # noqa: B006
     as_json: Json = False,
@@ -93,7 +95,7 @@ def plan(
 
     graph = loaded(file, Path("run"), settings, allow)
     work = foresee.workload(graph, rows, crawled(documents), questions)
-    foresee.tell_plan(foresee.planned(graph, work, machine, policy), as_json)
+    foresee.tell_plan(foresee.planned(graph, work, machine, policy), as_json, deadline)
 
 
 def simulate(

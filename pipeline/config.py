@@ -122,7 +122,7 @@ class _Builder:
         if not isinstance(data, list):
             raise self.document.error(at, f"expected a list of policies, found {data!r}")
         for i, name in enumerate(data):
-            if name not in POLICIES:
+            if not isinstance(name, str) or name not in POLICIES:
                 miss = near_miss(str(name), POLICIES)
                 raise self.document.error((*at, str(i)), f"no policy named {name!r}{miss}")
         return tuple(data)

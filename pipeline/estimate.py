@@ -10,20 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from pipeline.errors import PlanError
 from pipeline.flows import Flows
-from pipeline.learned import Learned, Point, fit
+from pipeline.learned import Learned, Point, differ, fit
 from pipeline.machine import Device, Machine
 from pipeline.policy import Lane
 from pipeline.program import Program, Step
 from pipeline.roofline import Cost, Flow, Terms, terms
-from pipeline.stage import accelerated, cost_of
+from pipeline.stage import accelerated, cost_of, state_key
 
 ASSUMED_SECONDS = 0.005
 """What a row of a stage takes of which nothing is known."""
 ENOUGH = 6
-"""Batches from which a fit says more than a formula."""
+"""Batches from which a fit says more than a formula, if they are unlike."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +56,10 @@ class Estimates:
         self.learned = learned or Learned()
         self.flows = Flows(program, sources, self.learned)
         self.steps = {s.name: s for s in program.steps}
-        self._guesses: dict[tuple[str, str, int, int], Guess] = {}
+        self._guesses: dict[tuple[str, str, int, float], Guess] = {}
         self._curves: dict[tuple[str, str], tuple[float, float, float] | None] = {}
         self._ratios: dict[tuple[str, str], float] = {}
+        self._openings: dict[tuple[str, str], float] = {}
 
     def can_run(self, step: str, device: Device) -> bool:
         """Whether a lane can run a step at all: ordinary code needs a CPU, products a dtype it has."""
@@ -76,8 +78,8 @@ class Estimates:
 
     def guess(self, step: str, device: Device, rows: int, length: float | None = None) -> Guess:
         """As `seconds`, with where it comes from."""
-        at = self.flows.length(self.steps[step]) if length is None else length
-        key = (step, device.name, rows, round(at))
+        at = round(self.flows.length(self.steps[step]) if length is None else length, 1)
+        key = (step, device.name, rows, at)
         if key not in self._guesses:
             self._guesses[key] = self._guess(self.steps[step], device, rows, at)
         return self._guesses[key]
@@ -88,12 +90,21 @@ class Estimates:
         return cost_of(s.stage, self.flows.work(s, rows, device.profile.auto(), length))
 
     def opening(self, step: str, device: Device) -> float:
-        """Seconds until a stage is open on a lane: as seen, else what it reads from storage."""
-        known = self.learned.opening(self.steps[step].stage, device)
-        if known is not None:
-            return known
-        cost = self.cost(step, device, 1)
-        return cost.opening / device.profile.load if cost else 0.0
+        """Seconds until a stage is open on a lane: as seen, else what it reads from storage.
+
+        Stages that share what they open are seen together: only the first of them opens it.
+        """
+        key = (step, device.name)
+        if key not in self._openings:
+            known = self._seen_opening(self.steps[step].stage, device)
+            cost = self.cost(step, device, 1) if known is None else None
+            self._openings[key] = known or (cost.opening / device.profile.load if cost else 0.0)
+        return self._openings[key]
+
+    def _seen_opening(self, stage: Any, device: Device) -> float | None:
+        alike = [s.stage for s in self.program.steps if state_key(s.stage) == state_key(stage)]
+        seen = [self.learned.opening(s, device) for s in (stage, *alike)]
+        return next((seconds for seconds in seen if seconds is not None), None)
 
     def lane(self, step: str, device: Device, batch: int) -> Lane:
         """What policies know: a line through one row and a full batch, and what binds the latter."""
@@ -122,7 +133,7 @@ class Estimates:
             points = self.learned.of(s.stage, device)
             if self.cost(s.name, device, 1) is None:
                 points = points or self.learned.nearest(s.stage, device)[1]
-            elif len(points) < ENOUGH:
+            elif len(points) < ENOUGH or not differ(points):
                 points = ()
             self._curves[key] = fit(points) if points else None
         return self._curves[key]

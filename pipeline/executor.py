@@ -25,15 +25,17 @@ from pipeline.cluster import Pulse, StatesPlugin, check_lanes, given, lanes, loc
 from pipeline.errors import Failure
 from pipeline.events import Done, Emit, Event, Fail, Failed, Free, Key, Lost, Meta, Start, Submit, describe
 from pipeline.graph import Graph
+from pipeline.hands import Hands
 from pipeline.local import Result, check_inputs
 from pipeline.machine import Device, detect
 from pipeline.plan import Plan, place
 from pipeline.program import Program, flatten
 from pipeline.scheduler import Scheduler
+from pipeline.shelf import Counts
 from pipeline.timeline import Span, Tally, Timeline
 from pipeline.values import Rows
 from pipeline.watch import Watch
-from pipeline.worker import Order, Report, report, rows_of
+from pipeline.worker import Order, Report, report
 
 _runs = itertools.count()
 
@@ -41,8 +43,8 @@ _runs = itertools.count()
 class Run:
     """A run under way: iterate (or `async for`) to get results as they leave, or await them all.
 
-    `failures`, `spans`, `tallies` (rows made, by step) and `lengths` (their cost hints, in sum) grow while
-    it runs; `timeline` is there after it.
+    `failures`, `spans`, and by step `tallies` (rows made), `lengths` (their cost hints, in sum) and `handed`
+    (bytes handed over) grow while it runs; `timeline` is there after it.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Run:
         self.spans: list[Span] = []
         self.tallies: dict[str, Tally] = defaultdict(Tally)
         self.lengths: dict[str, float] = defaultdict(float)
+        self.handed: dict[str, Counts] = defaultdict(Counts)
         self.timeline: Timeline | None = None
         self.plan = plan
         self._graph = graph
@@ -126,6 +129,7 @@ class _Obey:
         self._completed = as_completed([], loop=client.loop, with_results=True, raise_errors=False)
         self._started = time.monotonic()
         self._watch = Watch(self._scheduler)
+        self._hands = Hands(self._program, plan, client, addresses)
         self._name = next(_runs)
 
     def results(self) -> Iterator[Result]:
@@ -145,6 +149,7 @@ class _Obey:
         finally:
             for future in [*self._futures.values(), *(told for _, told in self._told.values())]:
                 future.release()  # not cancel(): Dask's scheduler breaks over dependents that nobody wants
+            self._hands.close()
 
     def _lost(self) -> Iterator[Result]:
         """Tell the Scheduler of lanes that are gone; what they had under way comes again from elsewhere."""
@@ -163,6 +168,7 @@ class _Obey:
         if result.fatal is not None:
             raise result.fatal
         self._run.spans.append(self._span(task, result))
+        self._run.handed[task.step].add(result.times.shared, result.times.copied)
         if result.meta is not None:
             self._run.tallies[task.step].add(result.meta.ids)
             self._run.lengths[task.step] += sum(result.meta.lengths or ())
@@ -186,6 +192,7 @@ class _Obey:
             elif isinstance(said, Free):
                 self._futures.pop(said.key)
                 self._values.pop(said.key, None)
+                self._hands.free(said.key)
             elif isinstance(said, Fail):
                 self._run.failures.append(said.failure)
             else:
@@ -197,8 +204,9 @@ class _Obey:
         ports = tuple((port, tuple((at[p.key], p.rows) for p in parts)) for port, parts in task.ports)
         lane = self._plan.machine.device(task.device)
         where = Device(lane.name, lane.threads, cores=lane.cores)  # its profile need not travel
-        order = Order(self._stages[task.step], where, ports, task.owed)
         name = f"{task.step}-{self._name}-{task.task}"
+        carry, freed = self._hands.order(task, name)
+        order = Order(self._stages[task.step], where, ports, task.owed, carry, freed)
         values = [self._futures[key] for key in keys]
         # in the order of the Scheduler; elsewhere only when the lane's worker is gone
         addresses = self._pulse.addresses if self._pulse else self._addresses
@@ -217,5 +225,5 @@ class _Obey:
 
     def _value(self, key: Key) -> Rows:
         if key not in self._values:
-            self._values[key] = rows_of(self._client.gather(self._futures[key]))
+            self._values[key] = self._hands.take(self._client.gather(self._futures[key]))
         return self._values[key]

@@ -50,16 +50,29 @@ class Flows:
         return max(self.made(e.producer).rows for e in owned)
 
     def work(self, step: Step, rows: float, dtype: str = "float32", length: float | None = None) -> Work:
-        """A batch of `rows`. `length`: mean of the rows' cost hints, where it is not that of all."""
+        """A batch of `rows`. `length`: mean of the rows' cost hints, where it is not that of all.
+
+        It is that of the longest port (see `length`); the others keep their proportion to it.
+        """
         total = self.rows(step)
         ports = {e.port: self._part(step, e, rows / total if total else 0.0) for e in step.edges}
-        if length is not None:
-            ports = {p: replace(f, length=length) if self._hints(step, p) else f for p, f in ports.items()}
+        usual = self.length(step)
+        if length is not None and usual:
+            for p, f in ports.items():
+                ports[p] = replace(f, length=f.length * (length / usual)) if self._hints(step, p) else f
         return Work(rows, ports, dtype)
 
     def length(self, step: Step) -> float:
-        """Mean cost hint of the rows that a step reads: the largest of its ports' that are its own."""
-        return max((self.made(e.producer).length for e in step.edges if self._hints(step, e.port)), default=0)
+        """Mean cost hint of the rows that a step reads: the largest of its ports' that are its own.
+
+        That of a group, for a step that gathers, is the sum over its rows.
+        """
+        found = [self.made(e.producer) for e in step.edges if self._hints(step, e.port)]
+        longest = max((f.length for f in found), default=0.0)
+        if gathers(step.stage) is None or not longest:
+            return longest
+        groups = self.rows(step)
+        return max(f.length * f.rows for f in found) / groups if groups else 0.0
 
     def _hints(self, step: Step, port: str) -> bool:
         """Whether the Scheduler takes a port's lengths for the rows' cost hints."""
@@ -106,5 +119,6 @@ class Flows:
         cost = cost_of(step.stage, self.work(step, rows))
         if cost is not None:
             return cost.output
-        heaviest = max((self.made(e.producer) for e in step.edges if e.depth), key=lambda f: f.nbytes)
+        own = [e for e in step.edges if e.depth] or step.edges
+        heaviest = max((self.made(e.producer) for e in own), key=lambda f: f.nbytes)
         return replace(heaviest, rows=rows * (FAN_OUT if expands(step.stage) else 1.0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 from pipeline import machine_file, plan_report
 from pipeline import questions as question_files
-from pipeline.advice import advice, idle
+from pipeline.advice import Idle, advice, idle
 from pipeline.errors import PlanError, RidgewayError
 from pipeline.gates import duration
 from pipeline.graph import Graph
@@ -22,8 +23,9 @@ from pipeline.program import flatten
 from pipeline.report import console, print_json, table
 from pipeline.roofline import Flow
 from pipeline.simulate import Simulated, simulate
+from pipeline.timeline import totals
 from pipeline.values import Documents, Queries, Rows
-from pipeline.what_if import with_one_more
+from pipeline.what_if import admission, told, with_one_more
 
 CARDS = ("rtx-4090", "l40s")
 """Devices that a plan for a machine without accelerators is tried with."""
@@ -64,17 +66,24 @@ def notes(graph: Graph, work: Mapping[str, Flow], machine: str) -> dict[str, str
     return plan_report.notes(planned(graph, work, machine))
 
 
-def tell_plan(found: Planned, as_json: bool) -> None:
-    """Print a plan."""
+def tell_plan(found: Planned, as_json: bool, deadline: float | None = None) -> None:
+    """Print a plan, and whether it is done by a deadline. Raises PlanError for a deadline that is none."""
+    in_time = None if deadline is None else admission(found, deadline)
     more = with_one_more(found, _cards(found.plan.machine))
     if as_json:
-        print_json(plan_report.as_dict(found, more))
+        late = told(in_time, deadline) if in_time and deadline is not None else None
+        print_json(plan_report.as_dict(found, more) | {"admission": late})
         return
-    table(console(), plan_report.HEAD, [line.cells() for line in plan_report.lines(found)])
+    rows = [line.cells() for line in plan_report.lines(found)]
+    table(console(), plan_report.HEAD, rows, numbers=plan_report.NUMBERS)
     moved = [e.cells() for e in plan_report.edges(found) if e.transport != "by reference"]
     if moved:
-        table(console(), plan_report.EDGES, moved)
+        print()
+        table(console(), plan_report.EDGES, moved, numbers=plan_report.NUMBERS)
+    print()
     print("\n".join([*plan_report.summary(found), *_more(found.seconds, more)]))
+    if in_time is not None:
+        print(f"deadline: {'kept' if in_time.ok else 'may be missed'}: the run {in_time.why}")
     print("\n".join(["", *plan_report.sentences(found)]))
 
 
@@ -90,11 +99,12 @@ def _cards(machine: Machine) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """A simulated run under policies, "" for none."""
+    """A simulated run under policies, "" for none. `missing`: rows that no lane was left for, by step."""
 
     policies: str
     found: Simulated
     machine: Machine
+    missing: Mapping[str, int]
 
 
 def simulations(
@@ -108,8 +118,16 @@ def simulations(
     for names in policies or ["+".join(best.plan.policies)]:
         plan = replace(best.plan, policies=tuple(n for n in names.split("+") if n and n != "none"))
         run = simulate(plan, best.estimates, given(work, whole), lost)
-        found.append(Simulation(names, run, best.plan.machine))
+        found.append(Simulation(names, run, best.plan.machine, _missing(run, best) if lost else {}))
     return found
+
+
+def _missing(run: Simulated, best: Planned) -> dict[str, int]:
+    """Rows of each step that were not done; a fraction of a row that is expected is none."""
+    done = {t.step: t.rows for t in totals(run.timeline.spans)}
+    steps = best.estimates.program.steps
+    short = {s.name: math.floor(best.estimates.flows.rows(s)) - done.get(s.name, 0) for s in steps}
+    return {step: rows for step, rows in short.items() if rows > 0}
 
 
 def _lost(text: str, machine: Machine) -> tuple[str, float]:
@@ -118,9 +136,12 @@ def _lost(text: str, machine: Machine) -> tuple[str, float]:
     if lane not in machine.names:
         raise PlanError(f"--lose {text!r}: no device {lane!r}{near_miss(lane, machine.names)}")
     try:
-        return lane, float(second) if at else 0.0
+        found = float(second) if at else 0.0
     except ValueError:
-        raise PlanError(f"--lose {text!r}: {second!r} is no number of seconds, as in {lane}@30") from None
+        found = math.nan
+    if not 0 <= found < math.inf:
+        raise PlanError(f"--lose {text!r}: {second!r} is no number of seconds, as in {lane}@30")
+    return lane, found
 
 
 def tell_simulations(found: Sequence[Simulation], trace: Path | None, as_json: bool) -> None:
@@ -136,24 +157,40 @@ def tell_simulations(found: Sequence[Simulation], trace: Path | None, as_json: b
         return
     head = ("policies", "seconds", "busy", "waits", "energy, kWh", "cost, USD")
     table(console(), head, [_cells(s) for s in found])
+    for s in found:
+        if s.missing:
+            told = ", ".join(f"{step} {rows} rows" for step, rows in s.missing.items())
+            print(f"{s.policies or 'none'}: not done, as no lane is left for them: {told}")
     if len(found) == 1:
         print("\n".join(advice(found[0].found.timeline, found[0].machine.devices)))
 
 
 def _cells(s: Simulation) -> tuple[str, ...]:
-    lanes = idle(s.found.timeline)
-    busy = ", ".join(f"{i.device} {100 * i.busy:.0f} %" for i in lanes)
-    waits = ", ".join(f"{i.device}: {_most(i.by_reason)}" for i in lanes if i.by_reason)
-    bill = s.found.bill
+    """Lanes of a kind together: how busy on average, and what they waited for longest."""
+    kinds: dict[str, list[Idle]] = {}
+    for lane in idle(s.found.timeline):
+        kinds.setdefault(lane.device.partition(":")[0], []).append(lane)
+    bill, seconds = s.found.bill, s.found.timeline.seconds
+    busy = [
+        f"{k} {100 * sum(i.busy for i in found) / len(found) / seconds:.0f} %" for k, found in kinds.items()
+    ]
+    waits = [f"{k} {told}" for k, found in kinds.items() if (told := _longest(found))]
     return (
-        s.policies or "none", f"{s.found.timeline.seconds:.4g}", busy, waits,
+        s.policies or "none", f"{seconds:.4g}", ", ".join(busy), ", ".join(waits),
         f"{bill.joules / 3.6e6:.3g}", f"{bill.dollars:.3g}",
     )  # fmt: skip
 
 
-def _most(by_reason: Mapping[tuple[str, str], float]) -> str:
-    (reason, step), seconds = max(by_reason.items(), key=lambda item: item[1])
-    return f"{reason} {step} {duration(seconds)}".replace("  ", " ")
+def _longest(lanes: Sequence[Idle]) -> str:
+    """The reason for which lanes stood still longest, in sum, with the mean for one of them."""
+    total: dict[tuple[str, str], float] = {}
+    for lane in lanes:
+        for cause, seconds in lane.by_reason.items():
+            total[cause] = total.get(cause, 0.0) + seconds
+    if not total:
+        return ""
+    reason, step = max(total, key=lambda cause: total[cause])
+    return f"{f'{reason} {step}'.strip()} {duration(total[reason, step] / len(lanes))}"
 
 
 def _record(s: Simulation) -> dict[str, Any]:
@@ -166,13 +203,14 @@ def _record(s: Simulation) -> dict[str, Any]:
         "devices": [
             {
                 "name": i.device,
-                "busy": i.busy,
+                "busy_seconds": i.busy,
                 "stalls": [{"reason": r, "step": step, "seconds": t} for (r, step), t in i.by_reason.items()],
             }
             for i in lanes
         ],
         "moved_bytes": dict(s.found.moved),
         "peak_bytes": s.found.peak,
+        "missing_rows": dict(s.missing),
         "joules": s.found.bill.joules,
         "usd": s.found.bill.dollars,
         "advice": list(advice(s.found.timeline, s.machine.devices)),

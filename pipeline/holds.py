@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from heapq import heappop, heappush
+from itertools import repeat
 from typing import Generic, NamedTuple, TypeVar
 
 from pipeline.errors import Failure, RowId
-from pipeline.events import Emit, Free, Instruction, Key, Part
+from pipeline.events import Emit, Free, Instruction, Key, Meta, Part
 from pipeline.policy import Waiting
 from pipeline.program import Program
 from pipeline.rows import row_order
+
+LIGHT = 8
+"""How many times less than it reads a step makes that may run however much waits: what it adds is bounded."""
 
 
 class Item(NamedTuple):
@@ -71,11 +75,11 @@ class Holds:
         self.live_bytes = 0
         self._said = said
         self._counts: dict[Key, int] = defaultdict(int)
-        self._sizes: dict[Key, int] = {}
+        self._sizes: dict[Key, tuple[int, int]] = {}
 
-    def add(self, key: Key, nbytes: int) -> None:
+    def add(self, key: Key, nbytes: int, rows: int) -> None:
         """A new value, held once by the caller, who releases it after handing its rows on."""
-        self._sizes[key] = nbytes
+        self._sizes[key] = (nbytes, rows)
         self.live_bytes += nbytes
         self._counts[key] += 1
 
@@ -90,8 +94,11 @@ class Holds:
         for key, number in Counter(item.key for item in items).items():
             self._counts[key] += number
 
-    def release_all(self, items: Iterable[Item]) -> None:
+    def release_all(self, items: Collection[Item]) -> None:
         """Undo a `keep` of each."""
+        if len(items) == 1:  # by far the most frequent
+            self.drop(next(iter(items)).key)
+            return
         for key, number in Counter(item.key for item in items).items():
             self.drop(key, number)
 
@@ -100,8 +107,36 @@ class Holds:
         self._counts[key] -= number
         if not self._counts[key]:
             del self._counts[key]
-            self.live_bytes -= self._sizes.pop(key)
+            self.live_bytes -= self._sizes.pop(key)[0]
             self._said.append(Free(key))
+
+    def weigh(self, part: Part) -> int:
+        """Bytes of some rows of a value, each taken to weigh the same."""
+        nbytes, rows = self._sizes[part.key]
+        return nbytes * len(part.rows) // rows
+
+
+class Weights:
+    """Bytes that the steps of a run made of the bytes that they read, as seen so far."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, int] = defaultdict(int)
+        self._read: dict[str, int] = defaultdict(int)
+        self._made: dict[str, int] = defaultdict(int)
+
+    def see(self, step: str, rows: int, read: int, made: int) -> None:
+        """A batch is done."""
+        self._rows[step] += rows
+        self._read[step] += read
+        self._made[step] += made
+
+    def expected(self, step: str, rows: int) -> int:
+        """Bytes that so many rows will become: 0 before the first batch is done."""
+        return self._made[step] * rows // max(self._rows[step], 1)
+
+    def is_light(self, step: str) -> bool:
+        """Whether a step makes little of what it reads, so that running it makes room sooner or later."""
+        return bool(self._rows[step]) and self._made[step] * LIGHT <= self._read[step]
 
 
 class Outlets:
@@ -160,7 +195,8 @@ class Outlets:
     def _emit(self, output: str, root: RowId) -> None:
         del self._waiting[output][root]
         found = self._found[output].pop(root, {})
-        items = [found[row] for row in sorted(found, key=row_order)]
+        ordered = sorted(found, key=row_order) if len(found) > 1 else found
+        items = [found[row] for row in ordered]
         failures = dict.fromkeys(i for i in items if isinstance(i, Failure))
         rows = [i for i in items if isinstance(i, Item)]
         self._said.append(Emit(output, root, parts_of(rows), tuple(failures)))
@@ -185,7 +221,7 @@ def mate_of(ports: Mapping[str, tuple[Item, ...]]) -> Hashable:
     return None
 
 
-def parts_of(items: list[Item]) -> tuple[Part, ...]:
+def parts_of(items: Iterable[Item]) -> tuple[Part, ...]:
     """The items in order, neighbours of one value together, no row of a value twice in a part."""
     parts: list[tuple[Key, list[int]]] = []
     for item in items:
@@ -194,3 +230,12 @@ def parts_of(items: list[Item]) -> tuple[Part, ...]:
         else:
             parts.append((item.key, [item.row]))
     return tuple(Part(key, tuple(rows)) for key, rows in parts)
+
+
+def items_of(key: Key, meta: Meta) -> list[Item]:
+    """The rows of a value."""
+    rows = range(len(meta.ids))
+    lengths = meta.lengths or repeat(0, len(rows))
+    done = meta.done or repeat(False, len(rows))
+    keys = meta.keys or repeat(None, len(rows))
+    return list(map(Item, repeat(key), rows, lengths, done, keys))

@@ -38,7 +38,7 @@ class Inventor:
             scale = []
         nbytes = round(flow.nbytes * len(ids))
         done = tuple(self._is_done(task.step, i) for i in ids) if task.step in self._ends else None
-        return Meta(ids, nbytes, _lengths(flow.length, scale, len(ids)), done)
+        return Meta(ids, nbytes, self._lengths(task.step, flow.length, scale, len(ids)), done)
 
     def _fact(self, name: str) -> tuple[Flow, float, float]:
         step = self._steps[name]
@@ -51,6 +51,11 @@ class Inventor:
         self._rest[key] -= whole
         return whole
 
+    def _lengths(self, step: str, mean: float, scale: list[float], rows: int) -> tuple[int, ...] | None:
+        if not mean:
+            return None
+        return tuple(self._whole(f"{step} length", mean * s) for s in scale or [1.0] * rows)
+
     def _is_done(self, step: str, row: RowId) -> bool:
         """Whether a row leaves its loop after this round."""
         left = self._passes.pop((step, row), None)
@@ -61,19 +66,18 @@ class Inventor:
         return left <= 1
 
 
-def _lengths(mean: float, scale: list[float], rows: int) -> tuple[int, ...] | None:
-    if not mean:
-        return None
-    return tuple(max(round(mean * s), 1) for s in scale) if scale else (max(round(mean), 1),) * rows
-
-
 def given(sources: Mapping[str, Flow], whole: Mapping[str, bool]) -> dict[str, Meta]:
     """Rows for the sources of a simulation, numbered; `whole`: those that are one row, under the id ()."""
     return {
         name: Meta(
             ((),) if whole[name] else tuple((f"{name}-{i}",) for i in range(round(flow.rows))),
             round(flow.nbytes * flow.rows),
-            (round(flow.length),) * round(flow.rows) if flow.length else None,
+            _lengths(flow.length, 1 if whole[name] else round(flow.rows)) if flow.length else None,
         )
         for name, flow in sources.items()
     }
+
+
+def _lengths(mean: float, rows: int) -> tuple[int, ...]:
+    """Whole numbers as near to `mean` as can be, and right in sum."""
+    return tuple(int((i + 1) * mean + 1e-9) - int(i * mean + 1e-9) for i in range(rows))

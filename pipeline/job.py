@@ -20,14 +20,19 @@ Listen = Callable[["Run"], None]
 
 
 def run_job(
-    task: Task, listen: Listen = lambda _: None, client: Any = None, policies: tuple[str, ...] = ()
+    task: Task,
+    listen: Listen = lambda _: None,
+    client: Any = None,
+    policies: tuple[str, ...] = (),
+    deadline: float | None = None,
 ) -> Summary:
     """Do the job; writes the run folder as it goes. Raises RidgewayError before any work.
 
-    `policies`: what the Scheduler follows, else what the graph says.
+    `policies`: what the Scheduler follows, else what the graph says; `deadline`: seconds in which it must be
+    done in the worst case, else it does not begin.
     """
     work = _prepare(task)
-    planned = _plan(work, client, policies)  # what cannot run ends here, before earlier results go
+    planned = _plan(work, client, policies, deadline)  # what cannot run ends here, before earlier results go
     for folder in (task.out, task.index):
         folder.mkdir(parents=True, exist_ok=True)
     writer = RunFolder(task, work)
@@ -40,15 +45,19 @@ def run_job(
     return writer.finish()
 
 
-def _plan(work: Work, client: Any, policies: tuple[str, ...]) -> Planned | None:
+def _plan(work: Work, client: Any, policies: tuple[str, ...], deadline: float | None) -> Planned | None:
     from pipeline.cluster import lanes
     from pipeline.planning import plan_for
+    from pipeline.what_if import check_deadline
 
     if not work.inputs:
         return None
     machine = None if client is None else lanes(client)[0]
     chunks = float(work.known.counts["chunks"]) if work.known else 0.0
-    return plan_for(work.graph, work.inputs, machine, policies, chunks=chunks)
+    planned = plan_for(work.graph, work.inputs, machine, policies, chunks=chunks)
+    if deadline is not None:
+        check_deadline(planned, deadline)
+    return planned
 
 
 def _prepare(task: Task) -> Work:

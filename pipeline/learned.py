@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 import os
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from hashlib import blake2b
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from pipeline.machine import Device
@@ -20,6 +21,8 @@ from pipeline.timeline import Span
 
 KEPT = 64
 """Batches remembered for a stage and a kind of lane: the latest."""
+WARM = 3
+"""Batches beside the first from which one can tell what is special about the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,28 +88,64 @@ class Learned:
         rounds: Mapping[str, float],
     ) -> Learned:
         """This and a run. `lengths`: of each step, the mean cost hint of the rows that it made."""
-        points, openings, yields = dict(self.points), dict(self.openings), dict(self.yields)
+        points, yields = dict(self.points), dict(self.yields)
         fresh: dict[str, Yield] = {}
+        opened: dict[str, float] = {}
+        apart: dict[tuple[str, str], list[Span]] = defaultdict(list)
         for s in spans:
-            stage, key = stages[s.step], lane_key(stages[s.step], devices[s.device])
-            points[key] = (*points.get(key, ()), Point(s.rows, s.length, s.seconds))[-KEPT:]
-            if s.opening:
-                openings[key] = s.opening
-            known = fresh.get(stage_key(stage), Yield())
+            apart[s.step, s.device].append(s)
+        for (step, device), own in apart.items():
+            stage, lane = stages[step], devices[device]
+            found, opening = _shown(own, hasattr(stage, "open"))
+            key = lane_key(stage, lane)
+            points[key] = (*points.get(key, ()), *found)[-KEPT:]
+            if opening:
+                opened[key] = max(opening, opened.get(key, 0.0))
+        for s in spans:
+            stage = stages[s.step]
+            before = fresh.get(stage_key(stage), Yield())
             length = s.made * lengths.get(s.step, 0.0)
             fresh[stage_key(stage)] = Yield(
-                known.rows + s.rows, known.made + s.made, known.nbytes + s.nbytes, known.length + length
+                before.rows + s.rows, before.made + s.made, before.nbytes + s.nbytes, before.length + length
             )
-        for key, found in fresh.items():
-            yields[key] = yields.get(key, Yield()).plus(found)
-        return Learned(points, openings, yields, {**self.rounds, **rounds})
+        for key, told in fresh.items():
+            yields[key] = yields.get(key, Yield()).plus(told)
+        return Learned(points, {**self.openings, **opened}, yields, {**self.rounds, **rounds})
+
+
+def _shown(spans: Sequence[Span], opens: bool) -> tuple[list[Point], float]:
+    """The batches of a step on a lane, and the seconds of its opening.
+
+    What the first batch took beyond what the others say it should have (imports, kernels that are made on
+    first use) counts as opening: later runs pay for it once too, not with every row.
+    """
+    found = [Point(s.rows, s.length, s.seconds) for s in spans]
+    opening = sum(s.opening for s in spans)
+    if len(found) > WARM and (opening or not opens):
+        first, curve = found[0], fit(found[1:])
+        usual = curve[0] + curve[1] * first.rows + curve[2] * first.length
+        if usual < first.seconds:
+            opening += first.seconds - usual
+            found[0] = replace(first, seconds=usual)
+    return found, opening
 
 
 def stage_key(stage: Any) -> str:
-    """A stage with its parameters, as a short text that is the same in every process."""
+    """A stage with its parameters, as a short text that is the same in every process.
+
+    Of a path only its name counts: the folder of a run is another each time.
+    """
     kind = type(stage)
-    told = repr([(f.name, getattr(stage, f.name)) for f in fields(stage)]) if is_dataclass(stage) else ""
-    return f"{kind.__module__}.{kind.__qualname__}-{blake2b(told.encode(), digest_size=6).hexdigest()}"
+    told = [(f.name, _told(getattr(stage, f.name))) for f in fields(stage)] if is_dataclass(stage) else ""
+    return f"{kind.__module__}.{kind.__qualname__}-{_short(told)}"
+
+
+def _told(value: Any) -> Any:
+    return value.name if isinstance(value, PurePath) else value
+
+
+def _short(value: Any) -> str:
+    return blake2b((repr(value) if value else "").encode(), digest_size=6).hexdigest()
 
 
 def kind_key(stage: Any, device: Device) -> str:
@@ -128,13 +167,21 @@ def read(path: Path) -> Learned:
     try:
         found = json.loads(path.read_text("utf-8"))
         return Learned(
-            {k: tuple(Point(*p) for p in v) for k, v in found["points"].items()},
-            dict(found["openings"]),
-            {k: Yield(**v) for k, v in found["yields"].items()},
-            dict(found["rounds"]),
+            {k: tuple(_point(*p) for p in v) for k, v in found["points"].items()},
+            _numbers(found["openings"]),
+            {k: Yield(**_numbers(v)) for k, v in found["yields"].items()},
+            _numbers(found["rounds"]),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return Learned()  # it is a cache: the next run fills it again
+
+
+def _point(rows: Any, length: Any, seconds: Any) -> Point:
+    return Point(int(rows), float(length), float(seconds))
+
+
+def _numbers(found: Any) -> dict[str, float]:
+    return {k: float(v) for k, v in found.items()}
 
 
 def write(learned: Learned, path: Path) -> None:
@@ -154,19 +201,32 @@ def write(learned: Learned, path: Path) -> None:
 def fit(points: Iterable[Point]) -> tuple[float, float, float]:
     """`fixed + per_row * rows + per_length * length`, none below 0, of the batches' seconds.
 
-    Non-negative least squares on relative errors, so that small batches count as much as large ones.
+    Non-negative least squares on relative errors, so that small batches count as much as large ones; then
+    scaled, so that all batches together take as long as they did. Batches that are alike cannot tell what is
+    fixed: all that they took is put down to their lengths, or else to their rows.
+
     Ours; the linear form is that of LoongServe (arXiv 2404.09526) without its square, which our batches of
     like length do not show apart from the slope.
     """
     import numpy as np
     from scipy.optimize import nnls
 
-    known = [p for p in points if p.seconds > 0]
+    known = [p for p in points if p.seconds > 0 and p.rows > 0]
     if not known:
         return 0.0, 0.0, 0.0
     seconds = np.array([p.seconds for p in known])
-    shape = np.array([[1.0, p.rows, p.length] for p in known]) / seconds[:, None]
-    scale = np.maximum(np.abs(shape).max(axis=0), 1e-300)
+    sizes = np.array([[1.0, p.rows, p.length if p.length > 1e-9 else 0.0] for p in known])
+    if not differ(known):
+        sizes[:, :2] *= (0.0, 0.0 if sizes[:, 2].all() else 1.0)
+    shape = sizes / seconds[:, None]
+    scale = np.maximum(shape.max(axis=0), 1e-300)
     found, _ = nnls(shape / scale, np.ones(len(known)))
-    fixed, per_row, per_length = found / scale
+    told = float((shape / scale @ found) @ seconds)
+    fixed, per_row, per_length = found / scale * (seconds.sum() / told)
     return float(fixed), float(per_row), float(per_length)
+
+
+def differ(points: Sequence[Point]) -> bool:
+    """Whether batches are unlike enough to tell what is fixed from what grows: one is twice another."""
+    rows, lengths = [p.rows for p in points], [p.length for p in points]
+    return bool(points) and (max(rows) >= 2 * min(rows) or max(lengths) >= max(2 * min(lengths), 1e-9))

@@ -28,7 +28,16 @@ MachineName = Annotated[
 Asked = Annotated[Path | None, typer.Option("--questions", help="Plan for these questions.")]
 RowCount = Annotated[int, typer.Option(min=1, help="Plan for so many rows of each input that is not given.")]
 PolicyNames = Annotated[
-    list[str], typer.Option("--policy", help="Follow it; join several with +. Repeatable, to compare.")
+    list[str], typer.Option("--policy", help="Follow it; join several with +. Repeatable.")
+]
+Deadline = Annotated[
+    float | None,
+    typer.Option(help="Seconds in which it must be done, in the worst case.", show_default=False),
 ]
 Lose = Annotated[list[str], typer.Option(help="Lose a lane: cuda:1@30, at second 30. Repeatable.")]
 Trace = Annotated[Path | None, typer.Option(dir_okay=False, help="Write the timeline here, for Perfetto.")]
+
+
+def split(policies: list[str]) -> tuple[str, ...]:
+    """The policies of `--policy a+b --policy c`."""
+    return tuple(name for joined in policies for name in joined.split("+"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,12 +13,17 @@ from pipeline.gates import Decision, duration, size
 from pipeline.machine import Device
 from pipeline.planner import Planned
 from pipeline.program import Step
-from pipeline.reasons import reasons
+from pipeline.reasons import reasons, short
 from pipeline.roofline import intensity
 from pipeline.simulate import Simulated
 
-HEAD = ("step", "rows", "on", "batch", "dtype", "seconds", "bound by", "FLOP/byte", "memory", "known from")
+HEAD = ("step", "rows", "on", "batch", "dtype", "seconds", "bound by", "FLOP/B", "memory", "source")
 EDGES = ("from", "to", "bytes", "handed over")
+NUMBERS = ("rows", "batch", "seconds", "FLOP/B", "memory", "bytes")
+"""Columns that are read from the right."""
+
+_DTYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "float8": "f8", "int8": "i8"}
+_BYTES = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +42,11 @@ class Line:
     source: str
 
     def cells(self) -> tuple[str, ...]:
-        """For a table."""
+        """For a table of 80 columns."""
         return (
-            self.step, f"{self.rows:,.0f}", ", ".join(self.devices), str(self.batch), self.dtype,
-            f"{self.seconds:.3g}", self.bound, f"{self.intensity:.3g}" if self.intensity else "",
-            size(self.memory) if self.memory else "", self.source,
+            self.step, f"{self.rows:.0f}", short(self.devices), str(self.batch),
+            _DTYPES.get(self.dtype, self.dtype), _three(self.seconds), self.bound,
+            _three(self.intensity) if self.intensity else "", _bytes(self.memory), self.source,
         )  # fmt: skip
 
 
@@ -56,6 +62,18 @@ class EdgeLine:
     def cells(self) -> tuple[str, ...]:
         """For a table."""
         return self.producer, self.step, size(self.nbytes), self.transport
+
+
+def _three(number: float) -> str:
+    """To three digits, without an exponent where none is needed."""
+    return f"{number:.0f}" if 100 <= number < 1e6 else f"{number:.3g}"
+
+
+def _bytes(nbytes: float) -> str:
+    """In seven characters."""
+    unit = min(int(math.log2(nbytes) // 10), len(_BYTES) - 1) if nbytes >= 1 else 0
+    found = nbytes / (1 << 10 * unit)
+    return f"{found:.{int(unit > 0 and found < 100)}f}{_BYTES[unit]}" if nbytes else ""
 
 
 def lines(planned: Planned) -> tuple[Line, ...]:
@@ -82,13 +100,13 @@ def _line(step: Step, planned: Planned) -> Line:
 def edges(planned: Planned) -> tuple[EdgeLine, ...]:
     """A line for each edge, in order."""
     return tuple(
-        EdgeLine(e.producer, s.name, _bytes(e.producer, planned), _transport(e.producer, s, planned))
+        EdgeLine(e.producer, s.name, _crossing(e.producer, planned), _transport(e.producer, s, planned))
         for s in planned.estimates.program.steps
         for e in s.edges
     )
 
 
-def _bytes(producer: str, planned: Planned) -> float:
+def _crossing(producer: str, planned: Planned) -> float:
     flow = planned.estimates.flows.made(producer)
     return flow.rows * flow.nbytes
 
@@ -99,7 +117,7 @@ def _transport(producer: str, step: Step, planned: Planned) -> str:
     start = machine.device(placed[producer].devices[0]) if producer in placed else machine.devices[0]
     if start.pool == to.pool:
         return "by reference"
-    seconds = machine.seconds(start, to, _bytes(producer, planned))
+    seconds = machine.seconds(start, to, _crossing(producer, planned))
     return f"copied from {start.pool} to {to.pool}: {duration(seconds)}"
 
 
@@ -129,7 +147,7 @@ def _bill(found: Simulated, seconds: float) -> Iterator[str]:
 def notes(planned: Planned) -> dict[str, str]:
     """A line for each step of a picture."""
     return {
-        line.step: f"{', '.join(line.devices)} · {line.batch} rows · {duration(line.seconds)}"
+        line.step: f"{short(line.devices)} · {line.batch} rows · {duration(line.seconds)}"
         for line in lines(planned)
     }
 

@@ -7,9 +7,10 @@ same program, machine, rows and experience give the same plan.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import islice, product
 
 from pipeline.bounds import Bounds
 from pipeline.errors import PlanError
@@ -21,7 +22,7 @@ from pipeline.plan import WINDOW_BYTES, Placement, Plan
 from pipeline.policy import Job
 from pipeline.program import Program
 from pipeline.roofline import Flow
-from pipeline.search import halving, shaken
+from pipeline.search import Found, halving, shaken
 from pipeline.simulate import Simulated, simulate
 from pipeline.spaces import Choice, Space, fitted, space
 from pipeline.stage import gathers
@@ -34,6 +35,9 @@ EFFORTS = (0.1, 0.4, 1.0)
 ROW_STEPS = 4000
 """Rows times steps of a full simulation while searching; a larger run is cut down to it."""
 SWEEPS = 3
+MOVES = 8
+"""Neighbours of the best that are simulated in full, in each of at most `SWEEPS` turns; the number of the
+heaviest steps that are moved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +89,16 @@ class Planner:
         self._seed = seed
         self._machines = layouts(machine) if divide else (machine,)
         self._estimates: dict[tuple[int, float], Estimates] = {}
+        self._bounds: dict[tuple[int, float], Bounds] = {}
         self.spaces = [space(self.estimates(i)) for i in range(len(self._machines))]
         steps = max(1.0, sum(self.estimates(0).flows.rows(s) for s in program.steps))
         self._share = min(1.0, ROW_STEPS / steps)
+        self._efforts = EFFORTS if self._share < 1 else EFFORTS[-1:]  # a tenth of few rows says little
 
     def best(self) -> Planned:
         """The plan to run. Raises PlanError where nothing fits."""
         ranked, considered = self._ranked()
-        found = halving([c for _, c in ranked[:FINALISTS]], self.score, EFFORTS)
+        found = self._improved(halving([c for _, c in ranked], self.score, self._efforts))
         others = tuple((self.plan(c), self._in_full(c, s)) for c, s in found.ranking[1:])
         result = self._simulate(found.best, self._share)
         seconds = self._in_full(found.best, result.timeline.seconds)
@@ -100,8 +106,9 @@ class Planner:
         return Planned(plan, estimates, self._sources, seconds, result, others, found.evaluations, considered)
 
     def score(self, candidate: Candidate, effort: float) -> float:
-        """Predicted makespan on a share of the rows."""
-        return self._simulate(candidate, self._share * effort).timeline.seconds
+        """Predicted makespan, from a simulation of a share of the rows, in which openings weigh too much."""
+        seconds = self._simulate(candidate, self._share * effort).timeline.seconds
+        return self._grown(candidate, seconds, self._share * effort, self._share)
 
     def plan(self, candidate: Candidate, share: float = 1.0) -> Plan:
         """The plan of a candidate, with batches that fit into memory."""
@@ -126,25 +133,61 @@ class Planner:
         return simulate(self.plan(candidate, share), estimates, given(sources, whole))
 
     def _in_full(self, candidate: Candidate, seconds: float) -> float:
-        """The makespan of all rows from that of a share: both grow as their bounds do."""
-        if self._share == 1.0:
+        return self._grown(candidate, seconds, self._share, 1.0)
+
+    def _grown(self, candidate: Candidate, seconds: float, share: float, to: float) -> float:
+        """The makespan of a share of the rows from that of another: both grow as their bounds do."""
+        if share == to:
             return seconds
-        part, whole = (self._bound(candidate, share) for share in (self._share, 1.0))
+        part, whole = (self._bound(candidate, each) for each in (share, to))
         return seconds * whole / part if part else seconds
 
-    def _bound(self, candidate: Candidate, share: float) -> float:
+    def _bound(self, candidate: Candidate, share: float, limit: float = math.inf) -> float:
         chosen = dict(zip(self.spaces[candidate.layout].steps, candidate.chosen, strict=True))
-        return Bounds(self.estimates(candidate.layout, share)).bound(chosen)
+        return self._bounds_of(candidate.layout, share).bound(chosen, limit)
+
+    def _bounds_of(self, layout: int, share: float) -> Bounds:
+        key = (layout, share)
+        if key not in self._bounds:
+            self._bounds[key] = Bounds(self.estimates(layout, share))
+        return self._bounds[key]
+
+    def _improved(self, found: Found[Candidate]) -> Found[Candidate]:
+        """Goes on to a neighbour as long as one is better in full: bounds mislead where lanes differ."""
+        scores, best = dict(found.ranking), found.best
+        for _ in range(SWEEPS):
+            scores |= {c: self.score(c, 1.0) for c in self._neighbours(best, scores)}
+            before, best = best, min(scores, key=scores.__getitem__)
+            if best == before:
+                break
+        ranking = tuple(sorted(scores.items(), key=lambda pair: pair[1]))
+        spent = found.evaluations + len(scores) - len(found.ranking)
+        return Found(best, scores[best], spent, ranking)
+
+    def _neighbours(self, here: Candidate, scores: Mapping[Candidate, float]) -> list[Candidate]:
+        """New candidates that differ from `here` in one step and may be better: those of the least bounds."""
+        space, limit = self.spaces[here.layout], scores[here]
+        bounds = self._bounds_of(here.layout, self._share)
+        spread = [bounds.piece(s, c).spread for s, c in zip(space.steps, here.chosen, strict=True)]
+        heaviest = sorted(range(len(spread)), key=lambda at: -spread[at])[:MOVES]
+        moved = [
+            Candidate(here.layout, (*here.chosen[:at], choice, *here.chosen[at + 1 :]))
+            for at in heaviest
+            for choice in space.choices[at]
+        ]
+        least = {c: self._bound(c, self._share, limit) for c in moved if c not in scores}
+        ranked = sorted((c for c, b in least.items() if b < limit), key=least.__getitem__)
+        return list(islice(filter(self._fits, ranked), max(1, MOVES * MOVES // max(MOVES, len(spread)))))
 
     def _ranked(self) -> tuple[list[tuple[float, Candidate]], int]:
-        """Candidates that fit, by their bounds; how many there were."""
+        """The candidates with the lowest bounds among those that fit; how many there were in all."""
         found: dict[Candidate, float] = {}
         for i, here in enumerate(self.spaces):
             bounds = Bounds(self.estimates(i))
             for chosen in self._candidates(here, bounds):
                 found[Candidate(i, chosen)] = bounds.bound(dict(zip(here.steps, chosen, strict=True)))
         ranked = sorted(((b, c) for c, b in found.items()), key=lambda pair: pair[0])
-        fitting = [(b, c) for b, c in ranked if self._fits(c)]
+        fitting = list(islice(((b, c) for b, c in ranked if self._fits(c)), FINALISTS))
         if not fitting:
             self.plan(ranked[0][1])  # raises, and says what would help
         return fitting, len(found)
@@ -162,9 +205,9 @@ class Planner:
         for _ in range(SWEEPS):
             before = list(best)
             for at, choices in enumerate(here.choices):
-                tried = [(*best[:at], c, *best[at + 1 :]) for c in choices]
-                scores = [bounds.bound(dict(zip(here.steps, c, strict=True))) for c in tried]
-                best = list(tried[scores.index(min(scores))])
+                best[at] = _cheapest(
+                    choices, dict(zip(here.steps, best, strict=True)), here.steps[at], bounds
+                )
                 seen.append(tuple(best))
             if best == before:
                 break
@@ -176,6 +219,16 @@ class Planner:
         except PlanError:
             return False
         return True
+
+
+def _cheapest(choices: Sequence[Choice], chosen: dict[str, Choice], step: str, bounds: Bounds) -> Choice:
+    """The lanes of a step with the lowest bound, where all other steps stay as `chosen`."""
+    least, found = math.inf, choices[0]
+    for choice in choices:
+        score = bounds.bound({**chosen, step: choice}, least)
+        if score < least:
+            least, found = score, choice
+    return found
 
 
 def shrunk(flow: Flow, share: float) -> Flow:

@@ -1,13 +1,15 @@
 """Why a plan is as it is: each decision with the numbers that made it, and what was rejected.
 
-The gates of `pipeline.gates` and `pipeline.cuts`, fed with the estimates of one plan.
+The gates of `pipeline.gates` and `pipeline.cuts`, fed with the estimates of one plan. A gate looks at one
+step or edge alone, the planner at all of them: where the plan is not what a gate says, that is told too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
-from pipeline.cuts import Phases, Shapes, where_to_cut
+from pipeline.cuts import NONE, Phases, where_to_cut
 from pipeline.gates import (
     Curve,
     Decision,
@@ -22,8 +24,12 @@ from pipeline.plan import Plan
 from pipeline.planner import Planned
 from pipeline.policy import Job, Lane
 from pipeline.program import Step
+from pipeline.roofline import Cost, seconds
 from pipeline.spaces import offload_of
 from pipeline.stage import accelerated
+
+SHOWN = 3
+"""Steps that are named where a plan that was rejected differs."""
 
 
 def reasons(planned: Planned) -> tuple[Decision, ...]:
@@ -31,26 +37,50 @@ def reasons(planned: Planned) -> tuple[Decision, ...]:
     return (*_layout(planned), *_threads(planned), *_steps(planned), *_cuts(planned), *_edges(planned))
 
 
+def short(names: Iterable[str]) -> str:
+    """Names of lanes, neighbours of a kind together: "cpu:0-3, cuda:0"."""
+    runs: list[tuple[str, int, int]] = []
+    told: list[str] = []
+    for name in names:
+        kind, _, number = name.partition(":")
+        at = int(number) if number.isdecimal() else -1
+        if runs and at > 0 and runs[-1][0] == kind and runs[-1][2] == at - 1:
+            runs[-1] = (kind, runs[-1][1], at)
+            told[-1] = f"{kind}:{runs[-1][1]}-{at}"
+        else:
+            runs.append((kind, at, at))
+            told.append(name)
+    return ", ".join(told)
+
+
 def _layout(planned: Planned) -> Iterator[Decision]:
     """Which of the layouts and placements that were simulated is fastest."""
     if not planned.others:
         return
-    seconds = planned.others[0][1]
-    why = (
-        f"{_told(planned)} takes {duration(planned.seconds)} by prediction, the next best {duration(seconds)}"
-    )
-    numbers = {"seconds": planned.seconds, "next best": seconds, "compared": float(planned.considered)}
-    lost = tuple((_lanes(o), f"{duration(s)} predicted") for o, s in planned.others)
-    yield Decision("placement", _told(planned), f"{why}; {planned.considered} were compared", numbers, lost)
-
-
-def _told(planned: Planned) -> str:
-    return _lanes(planned.plan)
+    chosen, took = _lanes(planned.plan), planned.others[0][1]
+    why = f"{chosen} takes {duration(planned.seconds)} by prediction, the next best {duration(took)}"
+    numbers = {"seconds": planned.seconds, "next best": took, "compared": float(planned.considered)}
+    lost = tuple((_apart(planned.plan, o), f"{duration(s)} predicted") for o, s in planned.others)
+    yield Decision("placement", chosen, f"{why}; {planned.considered} were compared", numbers, lost)
 
 
 def _lanes(plan: Plan) -> str:
-    used = dict.fromkeys(d for p in plan.placements.values() for d in p.devices)
-    return ", ".join(f"{d} ({plan.machine.device(d).threads} threads)" for d in sorted(used))
+    """The lanes that a plan uses, with the threads of those of the CPU."""
+    used = {d for p in plan.placements.values() for d in p.devices}
+    lanes = [d for d in plan.machine.devices if d.name in used]
+    threads = sorted({d.threads for d in lanes if d.kind == "cpu"})
+    wide = f" ({'/'.join(map(str, threads))} threads each)" if threads else ""
+    cpus, others = (short(d.name for d in lanes if (d.kind == "cpu") == at) for at in (True, False))
+    return ", ".join(part for part in (f"{cpus}{wide}" if cpus else "", others) if part)
+
+
+def _apart(plan: Plan, other: Plan) -> str:
+    """What makes another plan another: its lanes, else the steps that it has elsewhere."""
+    if _lanes(plan) != _lanes(other):
+        return _lanes(other)
+    pairs = [(s, p.devices) for s, p in other.placements.items() if p.devices != plan.placements[s].devices]
+    told = [f"{step} on {short(lanes)}" for step, lanes in pairs[:SHOWN]]
+    return ", ".join(told) + (f" and {len(pairs) - SHOWN} more" if len(pairs) > SHOWN else "")
 
 
 def _threads(planned: Planned) -> Iterator[Decision]:
@@ -62,58 +92,86 @@ def _threads(planned: Planned) -> Iterator[Decision]:
 
 def _steps(planned: Planned) -> Iterator[Decision]:
     """Of each step that could also run elsewhere: which device at which batch (H2), and whether both (H1)."""
+    for j, step, other, cpu in _rivals(planned):
+        total = round(planned.estimates.flows.rows(step))
+        at = max(1, min(j.batch, total))
+        lanes = planned.plan.placements[j.name].devices
+        yield _placed(crossover(j.name, _curve(other), _curve(cpu), at), step, lanes)
+        fast, slow = sorted((other, cpu), key=lambda lane: lane.seconds(at))
+        yield _shared(offload(offload_of(j.name, at, fast, slow, total)), (fast, slow), lanes)
+
+
+def _rivals(planned: Planned) -> Iterator[tuple[Job, Step, Lane, Lane]]:
+    """Steps that have a choice, each with the fastest accelerator and the fastest CPU lane for it."""
     for j in planned.plan.jobs:
-        if not accelerated(planned.estimates.steps[j.name].stage):
-            continue
-        fast, slow = _rivals(j)
-        if fast is None or slow is None:
-            continue
-        total = round(planned.estimates.flows.rows(planned.estimates.steps[j.name]))
-        yield crossover(j.name, _curve(fast), _curve(slow), max(1, min(j.batch, total)))
-        yield offload(offload_of(j.name, j.batch, fast, slow, total))
+        step = planned.estimates.steps[j.name]
+        cpus = [lane for lane in j.lanes.values() if lane.device.kind == "cpu"]
+        others = [lane for lane in j.lanes.values() if lane.device.kind != "cpu"]
+        if accelerated(step.stage) and cpus and others:
+            yield j, step, _fastest(others, j.batch), _fastest(cpus, j.batch)
 
 
-def _rivals(j: Job) -> tuple[Lane | None, Lane | None]:
-    """The fastest accelerator and the fastest CPU lane that could run a step."""
-    cpus = [lane for lane in j.lanes.values() if lane.device.kind == "cpu"]
-    others = [lane for lane in j.lanes.values() if lane.device.kind != "cpu"]
-
-    def seconds(lane: Lane) -> float:
-        return lane.seconds(j.batch)
-
-    return min(others, key=seconds, default=None), min(cpus, key=seconds, default=None)
+def _fastest(lanes: Iterable[Lane], batch: int) -> Lane:
+    return min(lanes, key=lambda lane: lane.seconds(batch))
 
 
 def _curve(lane: Lane) -> Curve:
     return Curve.affine(lane.name, max(lane.fixed, 1e-9), max(lane.per_row, 1e-12))
 
 
+def _placed(found: Decision, step: Step, lanes: tuple[str, ...]) -> Decision:
+    """What decides for a step alone, and where the plan has it."""
+    if found.chosen.partition(":")[0] in {name.partition(":")[0] for name in lanes}:
+        return found
+    cause = "no placement compared that has it there is faster"
+    if step.device is not None:
+        cause = f"it is pinned to {step.device}"
+    alone = found.why.replace(f"{step.name} runs on", f"{step.name} alone is fastest on", 1)
+    why = f"{alone}; the plan has it on {short(lanes)}: {cause}"
+    return replace(found, chosen=short(lanes), why=why, rejected=((found.chosen, cause),))
+
+
+def _shared(found: Decision, pair: tuple[Lane, Lane], lanes: tuple[str, ...]) -> Decision:
+    """What the gate says of two devices, and whether the plan uses both."""
+    kinds = {name.partition(":")[0] for name in lanes}
+    if found.chosen == "device only" or {lane.device.kind for lane in pair} <= kinds:
+        return found
+    cause = "no placement compared that uses both is faster"
+    why, lost = f"{found.why}; the plan keeps it on {short(lanes)}: {cause}", ((found.chosen, cause),)
+    return replace(found, chosen="device only", why=why, rejected=lost)
+
+
 def _cuts(planned: Planned) -> Iterator[Decision]:
     """Of each model with phases: whether to cut it between the two fastest pools (B9)."""
-    for j in planned.plan.jobs:
-        shape_of = getattr(planned.estimates.steps[j.name].stage, "cut", None)
-        fast, slow = _rivals(j)
-        if shape_of is None or fast is None or slow is None:
+    for j, step, other, cpu in _rivals(planned):
+        shape_of = getattr(step.stage, "cut", None)
+        if shape_of is None:
             continue
-        step = planned.estimates.steps[j.name]
-        work = planned.estimates.flows.work(step, 1.0, fast.device.profile.auto())
-        shapes, prefill, decode = shape_of(work)
-        yield _cut(j.name, shapes, prefill, decode, (fast, slow), planned)
+        prefill, decode = [], []
+        for lane in (other, cpu):
+            work = planned.estimates.flows.work(step, j.batch, lane.device.profile.auto())
+            shapes, *costs = shape_of(work)
+            first, second = _shares(costs, lane, j.batch)
+            prefill.append(first)
+            decode.append(second)
+        phases = Phases((other.name, cpu.name), (0.0, 0.0), (prefill[0], prefill[1]), (decode[0], decode[1]))
+        link = _joined(planned.plan.machine.path(other.device.pool, cpu.device.pool))
+        yield _whole(where_to_cut(j.name, shapes, phases, link))
 
 
-def _cut(
-    name: str, shapes: Shapes, prefill: float, decode: float, lanes: tuple[Lane, Lane], planned: Planned
-) -> Decision:
-    """`prefill`, `decode`: shares of a row's time that the phases take, by formula."""
-    each = tuple(lane.per_row for lane in lanes)
-    phases = Phases(
-        (lanes[0].name, lanes[1].name),
-        (0.0, 0.0),
-        (each[0] * prefill, each[1] * prefill),
-        (each[0] * decode, each[1] * decode),
+def _shares(costs: Iterable[Cost], lane: Lane, rows: int) -> list[float]:
+    """Seconds of each phase for a row of a batch: the estimate for both, divided as their formulas are."""
+    each = [seconds(cost, lane.device) for cost in costs]
+    return [lane.seconds(rows) / rows * s / sum(each) for s in each]
+
+
+def _whole(found: Decision) -> Decision:
+    """A stage runs whole: what would gain from a cut is told, and that it takes two stages."""
+    if found.chosen == NONE:
+        return found
+    return replace(
+        found, why=f"{found.why}; this stage runs whole, so it would take one stage for each phase"
     )
-    path = planned.plan.machine.path(lanes[0].device.pool, lanes[1].device.pool)
-    return where_to_cut(name, shapes, phases, _joined(path))
 
 
 def _joined(path: tuple[Link, ...]) -> Link:
@@ -136,8 +194,12 @@ def _edges(planned: Planned) -> Iterator[Decision]:
 
 
 def _again(maker: Step, step: Step, start: Device, to: Device, planned: Planned) -> Decision:
-    flow = planned.estimates.flows.made(maker.name)
-    rows = planned.plan.placements[maker.name].batch
-    again = planned.estimates.seconds(maker.name, to, rows)
+    flow, rows = planned.estimates.flows.made(maker.name), planned.estimates.flows.rows(maker)
+    batch = max(1, min(planned.plan.placements[maker.name].batch, round(rows)))
+    again = planned.estimates.seconds(maker.name, to, batch)
     link = _joined(planned.plan.machine.path(start.pool, to.pool))
-    return recompute_or_transfer(f"{maker.name} for {step.name}", again, rows * flow.nbytes, link)
+    nbytes = flow.nbytes * flow.rows * batch / max(rows, 1.0)
+    found = recompute_or_transfer(f"{maker.name} for {step.name}", again, nbytes, link)
+    if found.chosen == "transfer":
+        return found
+    return replace(found, why=f"{found.why}; a run sends it: `device: {to.name}` makes {maker.name} there")

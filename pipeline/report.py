@@ -89,13 +89,25 @@ def _cited(citation: Mapping[str, Any]) -> str:
     return f"{citation['document']}, page {citation['page']}: “{quote[:80]}{'…' if len(quote) > 80 else ''}”"
 
 
-def table(console: Console, head: Sequence[str], rows: Iterable[Sequence[str]], lines: bool = False) -> None:
-    """Print a table; the cells may hold rich's markup."""
+def table(
+    console: Console,
+    head: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    lines: bool = False,
+    numbers: Iterable[str] | None = None,
+) -> None:
+    """Print a table; the cells may hold rich's markup.
+
+    `numbers`: columns that stand at the right, in a table without lines that saves columns.
+    """
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     made = Table(show_lines=lines)
+    if numbers is not None:
+        made = Table(box=SIMPLE_HEAD, padding=0, show_edge=False)
     for name in head:
-        made.add_column(name, overflow="fold")
+        made.add_column(name, overflow="fold", justify="right" if name in (numbers or ()) else "left")
     for row in rows:
         made.add_row(*row)
     console.print(made)

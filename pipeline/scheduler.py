@@ -11,14 +11,15 @@ Nothing here reads a clock, a random number or a file: the same events give the 
 from __future__ import annotations
 
 from pipeline.board import QUEUED, Batch, Board, Task
-from pipeline.events import Done, Event, Failed, Instruction, Key, Lost, Meta, Start, Submit
-from pipeline.holds import Item, Longest, parts_of
+from pipeline.events import Done, Event, Failed, Instruction, Lost, Part, Start, Submit
+from pipeline.holds import Longest, items_of, parts_of
 from pipeline.plan import Plan
 from pipeline.policies import POLICIES
 from pipeline.policy import Lanes, Queue, Queues, Sizes, build
 from pipeline.program import Program, Step
 from pipeline.stage import expands
 from pipeline.tracking import Instance, Tracker
+from pipeline.wiring import owned
 
 GONE = ("worker died", "the last device that could run this step is gone; run again to finish what is left")
 
@@ -39,8 +40,8 @@ class Scheduler:
         self._rows = Tracker(program, ordered, self._queue)
         self.board = Board(program, plan.machine, self._rows)
         self._steps = {s.name: s for s in program.steps}
-        self._depth = {s.name: i for i, s in enumerate(program.steps)}
         self._deepest_first = tuple(reversed(program.steps))
+        self._own = {s.name: {e.port for e in s.edges if owned(s, e)} for s in program.steps}
         self._numbers = 0
         self._place()
 
@@ -74,10 +75,10 @@ class Scheduler:
         steps = self.board.steps_of[lane]
         for step in steps:
             if self.board.has_rows(step):
-                full = self._rows.holds.live_bytes > self._plan.window
-                return ("window" if full else "filling"), step
+                return ("window" if self._is_full else "filling"), step
         for step in steps:
-            if (above := self.board.source(step)) is not None:
+            above = self.board.source(step) or self.board.returning(step)
+            if above is not None:
                 return "starved", above
         return "done", ""
 
@@ -86,8 +87,8 @@ class Scheduler:
     def _start(self, event: Start) -> None:
         items = {}
         for name, meta in event.sources:
-            self._rows.holds.add(name, meta.nbytes)
-            items[name] = _items(name, meta)
+            self._rows.holds.add(name, meta.nbytes, len(meta.ids))
+            items[name] = items_of(name, meta)
         self._rows.start({name: meta.ids for name, meta in event.sources}, items)
         for name, _ in event.sources:
             self._rows.holds.drop(name)
@@ -95,9 +96,13 @@ class Scheduler:
     def _done(self, event: Done) -> None:
         task = self.board.retire(event.task)
         places = {place[1]: place for place in task.rows}
-        self._rows.holds.add(event.task, event.meta.nbytes)
-        at = [(places[i[:-1]][0], i) if expands(task.step.stage) else places[i] for i in event.meta.ids]
-        self._rows.made(task.step.name, at, _items(event.task, event.meta))
+        self.board.weights.see(task.step.name, len(task.rows), task.read, event.meta.nbytes)
+        self._rows.holds.add(event.task, event.meta.nbytes, len(event.meta.ids))
+        if expands(task.step.stage):
+            at = [(places[i[:-1]][0], i) for i in event.meta.ids]
+        else:
+            at = [places[i] for i in event.meta.ids]
+        self._rows.made(task.step.name, at, items_of(event.task, event.meta))
         self._rows.settled(task.step, task.rows, good=True)
         self._rows.holds.drop(event.task)
 
@@ -126,23 +131,30 @@ class Scheduler:
 
     def _place(self) -> None:
         """Who may run what, as planned, on the lanes that are left."""
-        at = {s: self.board.left(p.devices) for s, p in self._plan.placements.items()}
+        self._left = {s: self.board.left(p.devices) for s, p in self._plan.placements.items()}
         for lane in self._plan.machine.names:
-            found = (s.name for s in self._deepest_first if lane in at[s.name])
+            found = (s.name for s in self._deepest_first if lane in self._left[s.name])
             self.board.steps_of[lane] = tuple(found)
-        self._stranded = [self._steps[s] for s, lanes in at.items() if not lanes]
+        self._stranded = [self._steps[s] for s, lanes in self._left.items() if not lanes]
 
     def _dispatch(self) -> None:
         """Fill the lanes: each with a task before any gets a second."""
         while self._stranded and self._abandon():
             pass
-        if not any(self.board.has_rows(s) for s in self._steps):
+        if not any(map(self.board.has_rows, self._steps)):
             return
         steps_of = self._helped() if self._helpers else self.board.steps_of
         for depth in range(1, QUEUED + 1):
+            refused: set[tuple[str, ...]] = set()  # lanes alike are not asked again
             for lane in self.board.with_room():
-                while self.board.is_free(lane, depth) and (step := self._choose(lane, steps_of[lane], depth)):
+                steps = steps_of[lane]
+                while steps not in refused and self.board.is_free(lane, depth):
+                    step = self._choose(lane, steps, depth)
+                    if step is None:
+                        refused |= {steps} if not self._sizes else set()
+                        break
                     self._submit(step, lane)
+                    refused.clear()
 
     def _helped(self) -> dict[str, tuple[str, ...]]:
         """Who may run what, where policies open lanes or close them."""
@@ -157,17 +169,34 @@ class Scheduler:
     def _choose(self, lane: str, steps: tuple[str, ...], depth: int) -> Step | None:
         """The step to run next on a lane: the deepest that has enough rows, or None to wait."""
         here = [s for s in steps if self.board.has_rows(s)]
-        if here and self._rows.holds.live_bytes > self._plan.window:
-            return self._choose_draining(here)
-        worth = [s for s in here if self._is_worth(s, lane)]
-        if depth > 1 and not any(self._is_plenty(s, lane) for s in worth):
+        if here and self._is_full:
+            if self._drains(here[0]):
+                return self._steps[here[0]]
+            here = [s for s in here if self.board.weights.is_light(s)]
+        worth = (s for s in here if self._is_worth(s, lane))
+        best = next(worth, None)
+        if best is None or (depth > 1 and not any(self._is_plenty(s, lane) for s in (best, *worth))):
             return None
-        return self._steps[worth[0]] if worth else None
+        return self._steps[best]
 
-    def _choose_draining(self, here: list[str]) -> Step | None:
-        """Over the window: only what lies behind the work in flight; with none, the deepest goes on."""
-        deepest = max((self._depth[task.step.name] for task in self.board.tasks.values()), default=-1)
-        return self._steps[here[0]] if self._depth[here[0]] > deepest else None
+    @property
+    def _is_full(self) -> bool:
+        """Whether too many bytes wait, or will once the tasks under way are done.
+
+        Then only steps run that lie behind all else, or that make little of what they read. So live bytes
+        exceed the window by at most one batch and by what each step behind it makes of it, by an eighth of
+        what light steps read, and by batches under way of which nothing was known when they began.
+        """
+        return self._rows.holds.live_bytes + self.board.promised > self._plan.window
+
+    def _drains(self, step: str) -> bool:
+        """Whether a step is the deepest that has rows, on any lane, and lies behind all work in flight."""
+        for s in self._deepest_first:
+            if s.name == step:
+                return not self.board.flying(step)
+            if self.board.flying(s.name) or self.board.has_rows(s.name):
+                return False
+        return False
 
     def _is_worth(self, step: str, lane: str) -> bool:
         """Whether a batch should run now: full, or nothing that could fill it is moving."""
@@ -176,7 +205,7 @@ class Scheduler:
 
     def _is_plenty(self, step: str, lane: str) -> bool:
         """Whether a batch may wait behind another: no other lane could take it sooner."""
-        lanes = len(self._plan.placements[step].devices)
+        lanes = len(self._left[step])
         return lanes == 1 or self.board.waiting(step) > self._size(step, lane) * lanes
 
     def _size(self, step: str, lane: str) -> int:
@@ -188,10 +217,12 @@ class Scheduler:
     def _submit(self, step: Step, lane: str) -> None:
         again, ready = self.board.again[step.name], self._rows.ready[step.name]
         rows: Batch = again.pop() if again else dict(ready.take(self._size(step.name, lane), lane))
-        ports = {e.port: dict.fromkeys(i for row in rows.values() for i in row[e.port]) for e in step.edges}
+        own = self._own[step.name]
+        parts = tuple((e.port, _parts(rows, e.port, e.port in own)) for e in step.edges)
+        read = sum(self._rows.holds.weigh(p) for port, found in parts if port in own for p in found)
+        promised = self.board.weights.expected(step.name, len(rows))
         self._numbers += 1
-        self.board.begin(self._numbers, Task(step, lane, rows))
-        parts = tuple((port, parts_of(list(items))) for port, items in ports.items())
+        self.board.begin(self._numbers, Task(step, lane, rows, read, promised))
         self._rows.said.append(Submit(self._numbers, step.name, lane, parts, tuple(p[1] for p in rows)))
 
     def _abandon(self) -> bool:
@@ -208,8 +239,7 @@ class Scheduler:
         return found
 
 
-def _items(key: Key, meta: Meta) -> list[Item]:
-    lengths = meta.lengths or (0,) * len(meta.ids)
-    done = meta.done or (False,) * len(meta.ids)
-    keys = meta.keys or (None,) * len(meta.ids)
-    return [Item(key, i, *hints) for i, hints in enumerate(zip(lengths, done, keys, strict=True))]
+def _parts(rows: Batch, port: str, own: bool) -> tuple[Part, ...]:
+    """What a batch reads at a port; rows that its instances share come once."""
+    items = [i for row in rows.values() for i in row[port]]
+    return parts_of(items if own else dict.fromkeys(items))

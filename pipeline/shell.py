@@ -46,13 +46,16 @@ def speak(verbose: bool, quiet: bool) -> None:
         logging.basicConfig(level=logging.INFO)
 
 
-def do(task: Task, scheduler: str, quiet: bool) -> Summary:
+def do(
+    task: Task, scheduler: str, quiet: bool, policies: tuple[str, ...] = (), deadline: float | None = None
+) -> Summary:
     """Do the job, showing progress."""
     from pipeline.job import run_job
 
     with contextlib.ExitStack() as stack:
         client = stack.enter_context(_client(scheduler)) if scheduler else None
-        return run_job(task, stack.enter_context(progress(console(stderr=True), quiet)), client)
+        listen = stack.enter_context(progress(console(stderr=True), quiet))
+        return run_job(task, listen, client, policies, deadline)
 
 
 def _client(scheduler: str) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 from pipeline.estimate import Estimates
 from pipeline.events import Done, Event, Free, Key, Lost, Meta, Start, Submit
 from pipeline.invent import Inventor
-from pipeline.machine import Device
+from pipeline.machine import HOST, Device
 from pipeline.plan import Plan
 from pipeline.roofline import Bill, bill, joules
 from pipeline.scheduler import Scheduler
@@ -63,6 +63,8 @@ class Simulation:
         self._machine = plan.machine
         self._lanes: dict[str, deque[Submit]] = {name: deque() for name in self._devices}
         self._running: dict[str, Span] = {}
+        steps = estimates.program.steps
+        self._own = {s.name: {e.port for e in s.edges if 0 < e.depth == s.depth} for s in steps}
         self._values: dict[Key, _Value] = {}
         self._clock: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._opened: set[tuple[object, ...]] = set()
@@ -70,12 +72,13 @@ class Simulation:
         self._spans: list[Span] = []
         self._joules = 0.0
         self._numbers = self._peak = 0
+        self._told = 0.0
         for lane, at in (lose or {}).items():
             self._at(at, self._lose, lane)
 
     def run(self) -> Simulated:
         """To the end."""
-        home = self._devices[self._machine.names[0]]
+        home = Device(HOST)  # what comes in is in main memory
         for name, meta in self._sources.items():
             self._values[name] = _Value(home, meta.nbytes / max(len(meta.ids), 1), meta.lengths)
         now = 0.0
@@ -83,6 +86,7 @@ class Simulation:
         while self._clock and not self._scheduler.finished:
             now, _, happens, what = heapq.heappop(self._clock)
             happens(now, *what)
+        assert self._scheduler.finished, "nothing runs and inputs are left"
         spans = tuple(self._spans)
         timeline = Timeline(now, spans, self._watch.stalls(now))
         return Simulated(
@@ -128,7 +132,8 @@ class Simulation:
         self._values[task.task] = _Value(
             self._devices[lane], meta.nbytes / max(len(meta.ids), 1), meta.lengths
         )
-        self._at(now + self._machine.handoff, self._done, Done(task.task, meta))
+        self._told = max(now, self._told) + self._machine.handoff  # one thread, one after another
+        self._at(self._told, self._done, Done(task.task, meta))
 
     def _done(self, now: float, event: Done) -> None:
         if event.task in self._scheduler.board.tasks:
@@ -163,12 +168,13 @@ class Simulation:
         return seconds
 
     def _lengths(self, task: Submit) -> list[int]:
-        """The cost hint of each row of a batch: from the first port that gives one to each."""
-        for _, parts in task.ports:
-            found = [self._values[p.key].lengths for p in parts]
-            if found and all(x is not None for x in found) and sum(len(p.rows) for p in parts) > 0:
-                return [x[i] for x, p in zip(found, parts, strict=True) if x is not None for i in p.rows]
-        return []
+        """The cost hint of each row of a batch: from the port where they are largest; shared rows have none."""
+        found: list[list[int]] = [[]]
+        for port, parts in task.ports:
+            hints = [self._values[p.key].lengths for p in parts]
+            if port in self._own[task.step] and None not in hints:
+                found.append([x[i] for x, p in zip(hints, parts, strict=True) if x for i in p.rows])
+        return max(found, key=sum)
 
     def _length(self, task: Submit) -> float:
         return float(sum(self._lengths(task)))

@@ -61,6 +61,8 @@ def _choices(step: Step, estimates: Estimates) -> tuple[Choice, ...]:
         return (tuple(d.name for d in able),)
     alike = groups(able)
     apart = [g for size in (1, 2) for g in combinations(alike, size) if _may_join(step, g, estimates)]
+    if len(alike) > 2 and len(apart) == len(alike) * (len(alike) + 1) / 2:  # any two may, so all may
+        apart.append(tuple(alike))
     whole = [tuple(d.name for d in able if d in [x for g in a for x in g]) for a in apart]
     single = [(g[at].name,) for g in alike if len(g) > 1 for at in (0, -1)]
     return tuple(dict.fromkeys([*whole, *single]))

@@ -37,7 +37,7 @@ class Tracker:
         self._program = program
         self._wiring = Wiring(program)
         self._nodes = self._wiring.nodes
-        self.below = self._wiring.below
+        self.below, self.around = self._wiring.below, self._wiring.around
         self._quiet = Quiet(self._wiring)
         self._groups = Groups(self._wiring, self._quiet, self.holds)
         self._waiting: dict[str, dict[Place, dict[str, Item]]] = defaultdict(dict)
@@ -82,13 +82,12 @@ class Tracker:
     def settled(self, step: Step, places: Collection[Place], good: bool) -> None:
         """These instances ran (`good`) or failed, and their rows are handed on: forget what they read."""
         read: list[Item] = []
+        waiting, is_group = self._waiting[step.name], step.name in self._groups
         for place in places:
-            if step.name in self._groups:
-                read += self._groups.take(step.name, place)
-            else:
-                read += self._waiting[step.name].pop(place).values()
-            if good and expands(step.stage):  # a row that became many, or none, makes their groups
-                for name in self._wiring.gathered[step.name]:
+            read += self._groups.take(step.name, place) if is_group else waiting.pop(place).values()
+        if good and expands(step.stage):  # a row that became many, or none, makes their groups
+            for name in self._wiring.gathered[step.name]:
+                for place in places:
                     self._groups.open(name, place)
         self.holds.release_all(read)
         self._settle(step.name, places)
@@ -204,7 +203,7 @@ class Tracker:
             self._quiet.rounds[turn.name, outer] = following
             for entry, p in turn.carried.items():
                 self._deliver(entry, ((*outer[0], following), outer[1]), made[p])
-        self.holds.release_all(m for m in made.values() if isinstance(m, Item))
+        self.holds.release_all([m for m in made.values() if isinstance(m, Item)])
 
     def _exit(self, turn: Turn, place: Place, made: Mapping[str, Item | Failure]) -> None:
         self._quiet.rounds[turn.name, place] = turn.max_rounds
@@ -234,7 +233,8 @@ class Tracker:
                 self._forget(m, e, place)
         for output, producer in self._program.outputs.items():
             for root in self.outlets.open(output, place[1]):
-                if self._quiet.is_closed(producer, ((), root)):
+                own = producer == name and place == ((), root)  # an instance lives once
+                if own or self._quiet.is_closed(producer, ((), root)):
                     self.outlets.close(output, root)
 
     def _forget(self, n: Step | Turn, e: Edge, place: Place) -> None:

@@ -16,6 +16,7 @@ class Wiring:
     from a source or expanding step to the groups that make its rows whole again; `readers`: of each
     producer; `exits`: the loops that a producer's rows may leave; `owner`: the loop that gives or carries
     a producer; `below`: names of the nodes that a node can influence, itself included;
+    `around`: the steps from which rows of a loop come back to a step that is not behind them, in order;
     `watched`: of those (under "", of all), the many-to-one steps, and the ports that share rows; `plain`:
     steps of one port whose rows are theirs alone; `relays`: readers of a step that, while alive at the
     same place, keep open all that the step could close.
@@ -39,10 +40,17 @@ class Wiring:
                     self.exits[producer].append(n)
                 self.owner |= dict.fromkeys([*n.outputs, *n.carried], n)
         self.below = {n.name: tuple(self._reach(n.name)) for n in program.nodes}
+        self.around = {s.name: tuple(self._around(s)) for s in program.steps}
         below = [*self.below.items(), ("", tuple(self.nodes))]
         self.watched = {name: self._watch(names) for name, names in below}
         self.plain = {s.name for s in program.steps if self._is_plain(s)}
         self.relays = {s.name: tuple(self._relay(s)) for s in program.steps}
+
+    def _around(self, s: Step) -> Iterator[str]:
+        is_round = any(n != s.name and s.name in self.below[n] for n in self.below[s.name])
+        for later in self.program.steps[self.program.steps.index(s) :]:
+            if s.name in self.below[later.name] and (later is not s or is_round):
+                yield later.name
 
     def _watch(self, names: tuple[str, ...]) -> tuple[list[Step], list[tuple[Step | Turn, Edge]]]:
         found = [self.nodes[name] for name in names]

@@ -17,6 +17,7 @@ from pipeline.apply import Fault, apply, assemble, fault
 from pipeline.errors import RidgewayError, RowId
 from pipeline.events import Meta, describe
 from pipeline.machine import Device
+from pipeline.shelf import BY_REFERENCE, Carry, Counts, Shelf
 from pipeline.stage import Ports, open_stage, ports, state_key
 from pipeline.values import Rows
 
@@ -25,6 +26,7 @@ from pipeline.values import Rows
 class Order:
     """A task in full: `ports` say which rows of which of the values that come with it.
 
+    `carry`: how to hand over what it makes; `freed`: values of this worker that nobody needs any more.
     `kinds` are found where the order is made: a stage class from a function or a script leaves the names
     in its annotations behind when it travels.
     """
@@ -33,6 +35,8 @@ class Order:
     device: Device
     ports: tuple[tuple[str, tuple[tuple[int, tuple[int, ...]], ...]], ...]
     owed: tuple[RowId, ...]
+    carry: Carry = BY_REFERENCE
+    freed: tuple[str, ...] = ()
     kinds: Ports = field(init=False)
 
     def __post_init__(self) -> None:
@@ -41,24 +45,34 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What a task made: rows, or a fault of the batch, or an error that ends the run."""
+    """What a task made: rows, or a fault of the batch, or an error that ends the run.
+
+    `given`: what travels to other processes in place of the rows; None: the rows themselves.
+    """
 
     rows: Rows | None
     fault: Fault | None
     fatal: RidgewayError | None
     times: Times
+    given: Any = None
+
+    def __reduce__(self) -> Any:
+        rows = self.rows if self.given is None else None
+        return Made, (rows, self.fault, self.fatal, self.times, self.given)
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
     """Monotonic seconds on the worker. `opening`: those between that opened the stage; `length`: the sum of
-    the rows' cost hints.
+    the rows' cost hints; `shared`, `copied`: bytes handed over without and with a copy.
     """
 
     start: float
     end: float
     opening: float = 0.0
     length: float = 0.0
+    shared: int = 0
+    copied: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +86,11 @@ class Report:
 
 
 class States:
-    """The opened stages of one lane, which runs one batch at a time."""
+    """The opened stages of one lane, which runs one batch at a time, and the values that it keeps."""
 
     def __init__(self) -> None:
         self._states: dict[tuple[Any, ...], Any] = {}
+        self.shelf = Shelf()
         self._lane = threading.Lock()
 
     def run(
@@ -88,17 +103,20 @@ class States:
         with self._lane:
             begun()
             pin(order.device.cores)
-            clock = _Clock(time.monotonic())
+            clock = _Clock(time.monotonic(), self.shelf)
+            self.shelf.free(order.freed)
             try:
-                rows = self._attempt(order, values, clock)
+                made = self._attempt(order, values, clock)
+                rows, given = self.shelf.hand(made, order.carry)
             except RidgewayError as error:
                 return Made(None, None, error, clock.times())
             except Exception as error:
                 return Made(None, fault(error), None, clock.times())
-            return Made(rows, None, None, clock.times())
+            return Made(rows, None, None, clock.times(), given)
 
     def _attempt(self, order: Order, values: Sequence[Made | Rows], clock: _Clock) -> Rows:
-        parts = {port: [rows_of(values[at]).take(rows) for at, rows in found] for port, found in order.ports}
+        whole = [rows_of(value, self.shelf) for value in values]
+        parts = {port: [taken(whole[at], rows) for at, rows in found] for port, found in order.ports}
         batch = assemble(order.stage, order.kinds, parts)
         clock.length = max((float(sum(rows.lengths or ())) for rows in batch.values()), default=0.0)
         return apply(order.stage, order.kinds, self._state(order, clock), batch, order.owed)
@@ -115,11 +133,18 @@ class States:
 @dataclass(slots=True)
 class _Clock:
     start: float
+    shelf: Shelf
     opening: float = 0.0
     length: float = 0.0
+    before: Counts = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.before = self.shelf.counts
 
     def times(self) -> Times:
-        return Times(self.start, time.monotonic(), self.opening, self.length)
+        now = self.shelf.counts
+        moved = (now.shared - self.before.shared, now.copied - self.before.copied)
+        return Times(self.start, time.monotonic(), self.opening, self.length, *moved)
 
 
 def pin(cores: tuple[int, ...]) -> None:
@@ -134,8 +159,13 @@ def report(made: Made) -> Report:
     return Report(meta, made.fault, made.fatal, made.times)
 
 
-def rows_of(value: Made | Rows) -> Rows:
-    """The rows of a value: one that a task made, or a source."""
-    rows = value.rows if isinstance(value, Made) else value
-    assert rows is not None
-    return rows
+def rows_of(value: Made | Rows, shelf: Shelf) -> Rows:
+    """The rows of a value: a source, or one that a task made, here or elsewhere."""
+    if isinstance(value, Rows):
+        return value
+    return value.rows if value.rows is not None else shelf.take(value.given)
+
+
+def taken(value: Rows, rows: tuple[int, ...]) -> Rows:
+    """Rows of a value; the value itself where these are all, in order: nothing is copied."""
+    return value if rows == tuple(range(len(value))) else value.take(rows)

@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from pipeline import models
+from pipeline.cuts import Shapes
 from pipeline.errors import BadRowsError, GraphError, RidgewayError, RowError, RowId
 from pipeline.lookup import near_miss
-from pipeline.machine import Device
+from pipeline.machine import BYTES, Device
 from pipeline.roofline import Cost, Work
 from pipeline.values import Completions, Prompts
 from stages import costs
 from stages.llm import weights
-from stages.llm.cost import generating
+from stages.llm.cost import generating, phases
 from stages.llm.generate import Completion, generate
 from stages.shapes import named
 
@@ -76,6 +77,17 @@ class Generate:
         prompts = work.port("prompts")
         known, dtype = named(self.model), costs.number_type(self.dtype, work)
         return generating(known, prompts.rows, costs.prompt_tokens(prompts), self.max_new_tokens, dtype)
+
+    def cut(self, work: Work) -> tuple[Shapes, Cost, Cost]:
+        """What would cross between prefill and decode for one row, and what each of them takes (B9).
+
+        The context is the prompt: the cache of the new tokens is made where they are.
+        """
+        prompts = work.port("prompts")
+        known, dtype = named(self.model), costs.number_type(self.dtype, work)
+        tokens = costs.prompt_tokens(prompts)
+        shapes = Shapes(known.layers, 1, known.keys, known.width, 0, max(1, round(tokens)), BYTES[dtype])
+        return shapes, *phases(known, prompts.rows, tokens, self.max_new_tokens, dtype)
 
     def open(self, device: Device) -> _State:
         """Load tokenizer and weights. Raises ModelError."""

@@ -12,7 +12,8 @@ from typing import Any
 import psutil
 import pytest
 
-from pipeline import cli, report
+from pipeline import cli, perfetto, report
+from pipeline.machine import Machine
 from pipeline.records import read_lines
 from tests.fakes import PIPELINE, write
 
@@ -227,6 +228,164 @@ def test_checking_a_file_loads_neither_torch_nor_dask(place: Path) -> None:
     )
     said = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert said.stdout.splitlines()[-1] == "[]"
+
+
+# plans and simulations
+
+MACHINES = ("--machine", "cpu-gpu")
+
+
+def looked(place: Path, command: str, *more: str | Path) -> tuple[str | Path, ...]:
+    return (command, place / "pipeline.yaml", *ALLOW, *more)
+
+
+def test_a_plan_says_where_each_stage_would_run_and_why(
+    call: Call, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(*looked(place, "plan", *MACHINES, "--deadline", "1000")) == 0
+    said = capsys.readouterr().out
+    assert "answers" in said
+    assert "on cpu-gpu\n" in said
+    assert "nothing is known of pages, texts" in said
+    assert "deadline: kept: the run needs " in said
+    assert not (ROOT / "run" / "run.json").exists(), "nothing ran"
+
+
+def test_a_plan_in_json_is_one_document(call: Call, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ("-d", place / "documents", "--questions", place / "questions.txt")
+    assert call(*looked(place, "plan", *given, "--json", "--policy", "steal+guided")) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert {s["step"]: s["rows"] for s in told["steps"]}["answers"] == 2
+    assert told["policies"] == ["steal", "guided"]
+
+
+def test_the_plan_of_the_shipped_pipeline_says_whether_to_cut_the_language_model(
+    call: Call, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call("plan", "configs/document_qa.yaml", *MACHINES, "--rows", "20") == 0
+    said = capsys.readouterr().out
+    assert "said is not cut: all phases on cuda:0 take " in said
+    assert " cross from cuda:0 to cpu:0 in " in said
+    assert not [line for line in said.partition("predicted:")[0].splitlines() if len(line) > 80]
+
+
+def test_a_simulation_compares_policies(call: Call, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(*looked(place, "simulate", *MACHINES, "--policy", "none", "--policy", "steal", "--json")) == 0
+    assert [s["policies"] for s in json.loads(capsys.readouterr().out)] == ["none", "steal"]
+
+
+def test_a_simulation_may_lose_a_lane_and_keep_its_timeline(call: Call, place: Path) -> None:
+    lost = ("--lose", "cuda:0@1", "--trace", place / "trace.json", "--rows", "20")
+    assert call(*looked(place, "simulate", *MACHINES, *lost)) == 0
+    assert {s.step for s in perfetto.read(place / "trace.json").spans} >= {"pages", "answers"}
+
+
+@pytest.mark.parametrize(
+    ("command", "change", "message"),
+    [
+        ("plan", ("--machine", "cpu-gp"), "no machine 'cpu-gp', and no such file; did you mean 'cpu-gpu'"),
+        ("plan", ("--policy", "stael"), "no policy named 'stael'; did you mean 'steal'?"),
+        ("plan", ("--deadline", "0"), "a deadline is above 0 s and finite"),
+        ("plan", ("--set", "stages.answers.device=cuda:9"), "pinned to device 'cuda:9'"),
+        ("simulate", ("--policy", "steal", "--policy", "stael"), "did you mean 'steal'?"),
+        ("simulate", (*MACHINES, "--lose", "cuda:9@1"), "no device 'cuda:9'; did you mean 'cuda:0'?"),
+        ("simulate", (*MACHINES, "--lose", "cuda:0@soon"), "'soon' is no number of seconds"),
+        (
+            "simulate",
+            ("--trace", "t.json", "--policy", "steal", "--policy", "none"),
+            "--trace keeps one timeline",
+        ),
+        ("draw", ("--machine", "nowhere"), "no machine 'nowhere'"),
+    ],
+)
+def test_mistakes_in_looking_ahead_end_with_2_and_one_line(
+    call: Call,
+    place: Path,
+    capsys: pytest.CaptureFixture[str],
+    command: str,
+    change: tuple[str, ...],
+    message: str,
+) -> None:
+    assert call(*looked(place, command, *change)) == 2
+    said = capsys.readouterr().err.strip()
+    assert message in said
+    assert said.startswith("error: ")
+    assert "\n" not in said
+
+
+def test_check_refuses_a_policy_that_is_not_there(
+    call: Call, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (place / "pipeline.yaml").write_text(f"{PIPELINE}policies: [stael]\n")
+    assert call(*looked(place, "check")) == 2
+    said = capsys.readouterr().err
+    assert f"{place / 'pipeline.yaml'}:11: policies.0: no policy named 'stael'; did you mean 'steal'?" in said
+
+
+def test_a_picture_can_say_where_stages_would_run(
+    call: Call, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(*looked(place, "draw", "--plan")) == 0
+    assert "cpu:0" in capsys.readouterr().out
+    assert call("draw", "configs/document_qa.yaml", "--machine", "h200", "--rows", "5") == 0
+    assert "said<br/>Generate<br/>cuda:0 " in capsys.readouterr().out
+    assert call(*looked(place, "draw")) == 0
+    assert "cpu:0" not in capsys.readouterr().out
+
+
+def test_calibrating_prints_and_keeps_what_was_measured(
+    call: Call, place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pipeline import machine_file, planning
+
+    asked: list[bool] = []
+    machine = machine_file.load("cpu-gpu")
+
+    def measured(again: bool = False) -> Machine:
+        asked.append(again)
+        return machine
+
+    monkeypatch.setattr(planning, "measured", measured)
+    assert call("calibrate", "--out", place / "machine.yaml") == 0
+    assert "from the end of a batch to the next: 6.0 ms" in capsys.readouterr().out
+    assert machine_file.load(place / "machine.yaml") == machine
+    assert call("calibrate", "--json") == 0
+    assert [d["device"] for d in json.loads(capsys.readouterr().out)] == list(machine.names)
+    assert asked == [True, True]
+
+
+def test_a_run_that_would_miss_its_deadline_does_not_begin(
+    call: Call, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(*words(place, "-q")) == 0
+    before = answers(place)
+    capsys.readouterr()
+    assert call(*words(place, "--reindex", "--deadline", "1e-6")) == 2
+    said = capsys.readouterr().err.strip()
+    assert said.startswith("error: the deadline may be missed: the run needs ")
+    assert "segment '" in said
+    assert "\n" not in said
+    assert answers(place) == before
+    assert call(*words(place, "-q", "--reindex", "--deadline", "1e6")) == 0
+
+
+def test_a_run_follows_the_policies_that_are_named(
+    call: Call, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(*words(place, "-q", "--policy", "steal+guided")) == 0
+    assert answers(place) == ["page 2", "page 1"]
+    assert call(*words(place, "--policy", "stael")) == 2
+    assert "did you mean 'steal'?" in capsys.readouterr().err
+
+
+def test_a_run_tells_what_was_predicted_and_where_time_went(
+    call: Call, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(*words(place)) == 0
+    said = capsys.readouterr().out
+    assert "predicted " in said
+    assert " s, measured " in said
+    assert "cpu:0 " in said
 
 
 @pytest.mark.slow

@@ -486,3 +486,35 @@ def test_the_order_of_a_dump_is_that_of_the_graph() -> None:
         "outputs:",
         "  o: j",
     ]
+
+
+# policies
+
+PLAIN = f"{HEAD}stages:\n  a: {{stage: Plus, a: docs}}\noutputs: {{o: a}}\n"
+
+
+def test_policies_are_read_and_survive_the_round_trip() -> None:
+    made = read(f"{PLAIN}policies: [lengths, steal]\n")
+    assert made.policies == ("lengths", "steal")
+    assert read(dump(made, TABLE)) == made
+    assert read(PLAIN).policies == ()
+    assert "policies" not in dump(read(PLAIN), TABLE)
+
+
+@pytest.mark.parametrize(
+    ("policies", "message"),
+    [
+        ("[lengths, stael]", "p.yaml:6: policies.1: no policy named 'stael'; did you mean 'steal'?"),
+        ("[{steal: 1}]", "p.yaml:6: policies.0: no policy named "),
+        ("[1]", "p.yaml:6: policies.0: no policy named 1"),
+        ("steal", "p.yaml:6: policies: expected a list of policies, found 'steal'"),
+    ],
+)
+def test_a_policy_that_is_not_there_is_told_with_file_and_line(policies: str, message: str) -> None:
+    assert error(f"{PLAIN}policies: {policies}\n").startswith(message)
+
+
+def test_a_loop_has_no_policies_of_its_own() -> None:
+    assert "unknown key 'policies'" in error(
+        LOOPED.replace("outputs: {next", "policies: [steal]\n      outputs: {next")
+    )

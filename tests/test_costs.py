@@ -213,14 +213,23 @@ def test_how_many_there_are_follows_from_the_bytes(k: int) -> None:
 
 def test_nothing_known_is_the_documented_expectation() -> None:
     flow = Flow(1)
-    found = (costs.hits_in(flow), costs.passages_in(flow), costs.width_of(flow), costs.images(flow))
-    assert found == (costs.KEPT, costs.KEPT, costs.WIDTH, costs.SCANNED)
+    found = (costs.hits_in(flow), costs.passages_in(flow), costs.width_of(flow))
+    assert found == (costs.KEPT, costs.KEPT, costs.WIDTH)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 1.0])
-def test_the_share_of_images_follows_from_the_bytes_of_pages(share: float) -> None:
-    nbytes = costs.page_bytes(2500) + share * costs.image_bytes(200, 40_000_000)
-    assert costs.images(Flow(1, 0.0, nbytes)) == pytest.approx(share)
+def test_pages_without_pixels_leave_nothing_to_recognize() -> None:
+    assert costs.images(Flow(9, 0.0, costs.page_bytes(2500))) == 0
+
+
+@pytest.mark.parametrize(("scans", "texts"), [(0, 3), (1, 9), (2, 2), (1, 0)])
+def test_the_share_of_images_follows_from_the_pixels_of_pages(scans: int, texts: int) -> None:
+    n, none = scans + texts, np.zeros((0, 2), np.int32)
+    a4 = np.broadcast_to(np.uint8(0), (2338, 1654, 3))  # 200 dpi
+    pages = PageTexts(
+        tuple(("a.pdf", i) for i in range(n)), ("",) * scans + ("text",) * texts,
+        (a4,) * scans + (None,) * texts, (none,) * n, (NO_BOXES,) * n, ((),) * n, ("pdf",) * n,
+    )  # fmt: skip
+    assert costs.images(Flow(n, sum(pages.lengths) / n)) == pytest.approx(scans / n, rel=1e-3)
 
 
 def test_auto_is_what_the_device_has_for_it() -> None:

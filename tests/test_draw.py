@@ -178,3 +178,10 @@ def test_drawing_needs_no_heavy_library() -> None:
     code = "import sys, pipeline.svg; sys.exit(bool({'torch', 'dask', 'PIL'} & set(sys.modules)))"
     root = Path(__file__).parents[1]
     assert subprocess.run([sys.executable, "-c", code], cwd=root, check=False).returncode == 0
+
+
+def test_a_note_of_a_plan_is_text_in_both_pictures() -> None:
+    """Its middle dot and comma are no syntax."""
+    notes = {"plus": "cpu:0-3, cuda:0 · 64 rows · 1.2 ms"}
+    assert "cpu:0-3, cuda:0 #183; 64 rows #183; 1.2 ms" in mermaid(line(), notes)
+    assert notes["plus"] in svg(line(), notes)

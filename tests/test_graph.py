@@ -212,3 +212,11 @@ def test_rows_of_a_subtype_pass() -> None:
 def test_a_batch_size_that_would_have_no_effect_is_refused() -> None:
     with pytest.raises(GraphError, match="'all': Total gathers all rows of a group at once"):
         node("all", Total(), a="n", batch=4)
+
+
+def test_policies_are_kept_in_their_order_and_are_part_of_the_graph() -> None:
+    nodes = (node("a", Plus(), a="docs"),)
+    made = Graph(IN, nodes, {"out": "a"}, policies=("steal", "guided"))
+    assert made.policies == ("steal", "guided")
+    assert graph(*nodes, out="a").policies == ()
+    assert made != graph(*nodes, out="a")

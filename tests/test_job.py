@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import Failure, IndexMismatchError, ModelError, PlanError, RidgewayError
+from pipeline import perfetto, planning
 from pipeline.cluster import local_client
+from pipeline.errors import Failure, IndexMismatchError, ModelError, PlanError, RidgewayError
 from pipeline.graph import Graph, node
 from pipeline.job import Summary, Task, run_job
 from pipeline.machine import Device, Machine
 from pipeline.questions import Question, Questions
 from pipeline.records import read_lines
+from pipeline.timeline import totals
 from pipeline.values import Answers, Corpora, Queries
 from tests.fakes import Reply, graph, write
 
@@ -209,3 +211,79 @@ def test_a_reindex_that_was_stopped_leaves_no_record_of_the_old_index(tmp_path: 
     with pytest.raises(KeyboardInterrupt):
         run_job(replace(job, reindex=True), stop, client)
     assert not (job.out / "index.json").exists()
+
+
+# plans
+
+
+def record(job: Task) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((job.out / "run.json").read_text())
+    return found
+
+
+def test_the_run_folder_says_what_was_predicted_and_where_time_went(tmp_path: Path, client: Any) -> None:
+    job = task(tmp_path, questions(a="one"), doc="one\ntwo")
+    run_job(job, client=client)
+    found = record(job)
+    assert {s["step"] for s in found["predicted"]["steps"]} == {t["step"] for t in found["stages"]}
+    assert found["predicted"]["measured_seconds"] > 0
+    assert all(line.startswith("cpu:0 ") for line in found["advice"])
+    assert isinstance(found["memory"], str)
+
+
+def test_the_timeline_has_every_batch(tmp_path: Path, client: Any) -> None:
+    job = task(tmp_path, questions(a="one"), doc="one\ntwo")
+    run_job(job, client=client)
+    spans = perfetto.read(job.out / "timeline.json").spans
+    assert {t.step: (t.batches, t.rows) for t in totals(spans)} == {
+        s["step"]: (s["batches"], s["rows"]) for s in record(job)["stages"]
+    }
+
+
+def test_a_second_run_predicts_from_what_the_first_has_shown(
+    tmp_path: Path, client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of stages without a formula, 5 ms a row were assumed."""
+    monkeypatch.setattr(planning, "_path", lambda: tmp_path / "learned.json")
+    job = task(tmp_path, questions(**{f"q{i}": "one" for i in range(200)}), doc="one\ntwo")
+    run_job(job, client=client)
+    assert (tmp_path / "learned.json").is_file()
+    first = record(job)["predicted"]
+    run_job(replace(job, reindex=True), client=client)
+    second = record(job)["predicted"]
+    assumed, known = ({s["step"]: s["predicted_seconds"] for s in p["steps"]} for p in (first, second))
+    assert assumed["answers"] > 200 * 0.005 > 4 * known["answers"]
+
+
+def test_an_index_that_is_used_again_leaves_a_timeline_of_the_questions_alone(
+    tmp_path: Path, client: Any
+) -> None:
+    job = task(tmp_path, questions(a="one"), doc="one")
+    run_job(job, client=client)
+    run_job(replace(job, documents=None), client=client)
+    assert {s.step for s in perfetto.read(job.out / "timeline.json").spans} == {"answers"}
+
+
+def test_a_deadline_that_would_be_missed_is_refused_before_anything_is_removed(
+    tmp_path: Path, client: Any
+) -> None:
+    job = task(tmp_path, questions(a="one"), doc="one")
+    run_job(job, client=client)
+    before = record(job)
+    with pytest.raises(PlanError, match=r"the deadline may be missed: .* segment '\w+' takes"):
+        run_job(replace(job, reindex=True), client=client, deadline=1e-6)
+    assert record(job) == before
+    assert run_job(replace(job, reindex=True), client=client, deadline=1e6).answered == 1
+
+
+def test_policies_of_the_call_stand_above_those_of_the_pipeline(tmp_path: Path, client: Any) -> None:
+    job = task(tmp_path, questions(a="one"), doc="one")
+    asked = replace(job.graph, policies=("steal",))
+    seen: list[tuple[str, ...]] = []
+
+    def listen(run: Any) -> None:
+        seen.append(run.plan.policies)
+
+    run_job(replace(job, graph=asked), listen, client)
+    run_job(replace(job, graph=asked, reindex=True), listen, client, ("guided",))
+    assert set(seen) == {("steal",), ("guided",)}

@@ -245,3 +245,12 @@ def test_parameters_have_the_words_and_defaults_of_the_class() -> None:
     assert "default" not in known["properties"]["share"]
     assert known["required"] == ["stage", "a", "path"]
     assert known["additionalProperties"] is False
+
+
+@pytest.mark.parametrize(
+    ("policies", "ok"),
+    [("[steal]", True), ("[lengths, steal]", True), ("[]", True), ("[stael]", False), ("steal", False)],
+)
+def test_policies_are_those_that_there_are(policies: str, ok: bool) -> None:
+    text = f"{one_node('{stage: Plus, a: n}')}\npolicies: {policies}\n"
+    assert (loaded(text), accepted(text)) == (ok, ok)

@@ -33,6 +33,8 @@ ROOT = Path(__file__).parents[1]
 ENCODER, MODEL = "all-MiniLM-L6-v2", "SmolLM2-135M-Instruct"
 PARAMETERS = {"path": Path("somewhere"), "encoder": ENCODER}
 WHOLE = {Indexes, Corpora}
+SCANS = 387.0
+"""Thousands of pixels to a page where one of ten is a scan at 200 dpi."""
 
 
 def example(name: str) -> Any:
@@ -43,9 +45,10 @@ def example(name: str) -> Any:
 
 
 def work(stage: Any, rows: float, dtype: str = "float32") -> Work:
-    """A batch of `rows` of which nothing else is known; an index or corpus of 1,000 chunks."""
+    """A batch of `rows` of which no more is known; an index or corpus of 1,000 chunks; pages with scans."""
     found = ports(type(stage)).inputs
     flows = {n: Flow(1, 1000, 240) if kind in WHOLE else Flow(rows) for n, kind in found.items()}
+    flows |= {n: Flow(rows, SCANS) for n, kind in found.items() if kind is PageTexts}
     return Work(1 if gathers(stage) is not None else rows, flows, dtype)
 
 
@@ -67,6 +70,7 @@ def test_a_stage_says_what_it_costs(name: str) -> None:
     assert max(numbers(found)) > 0
     assert found.output.nbytes > 0
     lengths = ports(type(stage)).output.lengths is not Rows.lengths
+    lengths = lengths and name != "Recognize"  # no pixels are left to read behind it
     whole = ports(type(stage)).output in WHOLE
     assert (found.output.length > 0) == (lengths or whole), "a length only where rows have one"
     if gathers(stage) is not None:
@@ -198,3 +202,18 @@ def test_vectors_weigh_what_the_encoder_gives() -> None:
     said = cost(Embed(ENCODER), 1).output
     real = Embeddings((("a-report.pdf", 12, 3),), np.zeros((1, 384), np.float32))
     assert said.nbytes == pytest.approx(real.nbytes, rel=0.05)
+
+
+@given(rows=st.integers(1, 64), tokens=st.integers(1, 2000), new=st.integers(1, 100))
+def test_the_two_phases_of_generation_are_all_of_it(rows: int, tokens: int, new: int) -> None:
+    """The cut is between them: the cache of the prompt, 2 L s d_kv elements, crosses it (B9)."""
+    stage = Generate(MODEL, new)
+    asked = Work(rows, {"prompts": Flow(rows, tokens)}, "bfloat16")
+    shapes, *phases = stage.cut(asked)
+    whole = stage.cost(asked)
+    for name in ("flops", "traffic", "scalar"):
+        assert sum(getattr(p, name) for p in phases) == pytest.approx(getattr(whole, name))
+    crossing = shapes.bytes["prefill/decode"]
+    assert crossing == 2 * 30 * tokens * 3 * 64 * 2, "30 layers, 3 key heads of 64, 2 bytes"
+    assert crossing * rows == phases[0].output.rows * phases[0].output.nbytes
+    assert phases[1].output == whole.output

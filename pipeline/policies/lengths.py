@@ -151,6 +151,8 @@ class LengthsQueue(Generic[What]):
         if not self._groups or most > self._most:
             self._plan(most, self._cost or self._known(lane))
         group = self._groups.popleft() if self._groups else []
+        while not self._groups and len(group) < most and self._heap and self._heap[0][0] == group[-1][0]:
+            group.append(heappop(self._heap))  # what came since, and is not shorter, costs no padding
         if len(group) > most:
             self._groups.appendleft(group[most:])
         taken = [what for _, _, what in group[:most]]

@@ -15,6 +15,8 @@ copies the cache as it grows and starts each kernel from Python, which the measu
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pipeline.machine import BYTES
 from pipeline.roofline import Cost, Flow
 from stages.costs import RESERVED, completion_bytes
@@ -55,22 +57,45 @@ def scratch_bytes(known: Shape, rows: float, tokens: float, new: float, dtype: s
     return RESERVED * (cache + max(reading, choosing))
 
 
-def generating(known: Shape, rows: float, tokens: float, new: int, dtype: str) -> Cost:
-    """The cost of answers of `new` tokens to prompts of `tokens`, on average.
+def phases(known: Shape, rows: float, tokens: float, new: int, dtype: str) -> tuple[Cost, Cost]:
+    """Prefill and decode of `new` tokens, each for itself; all `new` are expected to be asked for.
 
-    All `new` tokens are expected to be asked for: a batch ends with its longest answer.
+    Prefill gives the cache of the prompts, and the first token with it.
     """
     size, steps, context = BYTES[dtype], new - 1, tokens + new / 2
     weights = size * (known.linear + known.head)
-    cache = rows * cache_bytes(known, dtype)
+    cache = cache_bytes(known, dtype)
     widths = size * known.layers * (16 * known.width + 6 * known.inner)  # what the modules of a layer move
-    return Cost(
+    python = _STEP + known.layers * _LAYER if rows else 0.0
+    prefill = Cost(
+        output=Flow(rows, tokens, cache * tokens),
+        flops=prefill_flops(known, rows, tokens),
+        traffic=weights + rows * tokens * (widths + cache),
+        scalar=python,
+        dtype=dtype,
+    )
+    decode = Cost(
         output=Flow(rows, 0.0, completion_bytes(new)),
-        flops=prefill_flops(known, rows, tokens) + steps * decode_flops(known, rows, context),
-        traffic=weights + rows * tokens * widths + cache * tokens + steps * (weights + cache * context),
-        scalar=new * (_STEP + known.layers * _LAYER) if rows else 0.0,
-        resident=float(size * known.total),
+        flops=steps * decode_flops(known, rows, context),
+        traffic=steps * (weights + rows * cache * context),
+        scalar=steps * python,
+        dtype=dtype,
+    )
+    return prefill, decode
+
+
+def generating(known: Shape, rows: float, tokens: float, new: int, dtype: str) -> Cost:
+    """The cost of answers of `new` tokens to prompts of `tokens`, on average: of both phases.
+
+    A batch ends with its longest answer.
+    """
+    prefill, decode = phases(known, rows, tokens, new, dtype)
+    return replace(
+        decode,
+        flops=prefill.flops + decode.flops,
+        traffic=prefill.traffic + decode.traffic,
+        scalar=prefill.scalar + decode.scalar,
+        resident=float(BYTES[dtype] * known.total),
         scratch=scratch_bytes(known, rows, tokens, new, dtype),
         opening=float(known.stored),
-        dtype=dtype,
     )

@@ -1,0 +1,65 @@
+"""What a finished run leaves: its timeline beside the predicted one, advice, and what it has shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline import perfetto, planning
+from pipeline.executor import run
+from pipeline.graph import Graph, node
+from pipeline.learned import read
+from pipeline.look_back import FILE, look_back
+from pipeline.planning import plan_for
+from pipeline.values import Rows
+from tests.toys import Numbers, Plus, numbers
+
+GRAPH = Graph(
+    {"a": Numbers},
+    (node("plus", Plus(), a="a", batch=2), node("more", Plus(2), a="plus", batch=2)),
+    {"out": "more"},
+)
+INPUTS: dict[str, Rows] = {"a": numbers(**{f"n{i}": i for i in range(12)})}
+
+
+@pytest.fixture(autouse=True)
+def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(planning, "_path", lambda: tmp_path / "learned.json")
+    return tmp_path / "learned.json"
+
+
+def test_a_run_is_kept_compared_and_remembered(tmp_path: Path, memory: Path) -> None:
+    planned = plan_for(GRAPH, INPUTS)
+    under_way = run(GRAPH, INPUTS, plan=planned.plan)
+    list(under_way)
+    found = look_back(under_way, planned, tmp_path)
+    timeline = perfetto.read(tmp_path / FILE)
+    assert timeline == under_way.timeline
+    assert sum(s.rows for s in timeline.spans) == 24
+    assert [s["step"] for s in found["predicted"]["steps"]] == ["plus", "more"]
+    assert found["predicted"]["measured_seconds"] == timeline.seconds
+    assert len(found["advice"]) == len(planned.plan.machine.devices)
+    assert "memory" in found["memory"]
+    assert sum(map(len, read(memory).points.values())) == len(timeline.spans)
+
+
+def test_both_timelines_are_in_the_file(tmp_path: Path) -> None:
+    planned = plan_for(GRAPH, INPUTS)
+    under_way = run(GRAPH, INPUTS, plan=planned.plan)
+    list(under_way)
+    look_back(under_way, planned, tmp_path)
+    assert '"predicted"' in (tmp_path / FILE).read_text()
+
+
+def test_a_run_without_a_prediction_is_not_compared(tmp_path: Path) -> None:
+    under_way = run(GRAPH, INPUTS, plan=plan_for(GRAPH, INPUTS).plan)
+    list(under_way)
+    assert set(look_back(under_way, None, tmp_path)) == {"advice", "memory"}
+
+
+def test_a_run_that_has_not_ended_leaves_nothing(tmp_path: Path) -> None:
+    under_way = run(GRAPH, INPUTS, plan=plan_for(GRAPH, INPUTS).plan)
+    assert look_back(under_way, None, tmp_path) == {}
+    assert not (tmp_path / FILE).exists()
+    list(under_way)
