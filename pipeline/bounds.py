@@ -19,8 +19,10 @@ from pipeline.estimate import Estimates
 from pipeline.machine import Device
 from pipeline.program import Program, Step
 from pipeline.spaces import Choice, batch
-from pipeline.stage import gathers, state_key
+from pipeline.stage import gathers
 
+CLOSELY = 3
+"""Lanes for a step whose whole bound is worked out, of those that its load leaves."""
 COUNTED = 256
 """Batches that are handed out one by one."""
 
@@ -45,7 +47,7 @@ class Bounds:
         self._edges = {s.name: self._moved(s) for s in self._program.steps}
         self._opened: dict[tuple[str, Choice], list[tuple[str, float]]] = {}
         self._links: dict[tuple[str, ...], float] = {}
-        self._states = {s.name: state_key(s.stage) for s in self._program.steps}
+        self._states = estimates.states
 
     def bound(self, chosen: Mapping[str, Choice], limit: float = math.inf) -> float:
         """About the seconds of a run; where that is `limit` or more, any number from it on."""
@@ -66,6 +68,49 @@ class Bounds:
                     found[lane] += seconds
             found[lanes[0]] += self.link(name, chosen)
         return dict(found)
+
+    def cheapest(self, chosen: Mapping[str, Choice], step: str, choices: Sequence[Choice]) -> Choice:
+        """The lanes of a step with the lowest bound, where all other steps stay as `chosen`.
+
+        Of many, only the few whose busiest lane has least to do are looked at closely.
+        """
+        loads = self._moved_to(chosen, step, choices)
+        least, found = math.inf, choices[0]
+        for choice in sorted(choices, key=loads.__getitem__)[:CLOSELY]:
+            score = self.bound({**chosen, step: choice}, least)
+            if score < least:
+                least, found = score, choice
+        return found
+
+    def _moved_to(
+        self, chosen: Mapping[str, Choice], step: str, choices: Sequence[Choice]
+    ) -> dict[Choice, float]:
+        """What the busiest lane has to do for each choice of lanes for one step, without openings."""
+        readers = [name for name, edges in self._edges.items() if any(p == step for p, _ in edges)]
+        near = (step, *(r for r in readers if r in chosen))
+        base = self.loads(chosen)
+        self._add(base, chosen, step, near, -1.0)
+        found = {}
+        for choice in choices:
+            loads = dict(base)
+            self._add(loads, {**chosen, step: choice}, step, near, 1.0)
+            found[choice] = max(loads.values())
+        return found
+
+    def _add(
+        self,
+        loads: dict[str, float],
+        chosen: Mapping[str, Choice],
+        step: str,
+        near: Sequence[str],
+        sign: float,
+    ) -> None:
+        """Add the work of a step, and the links of those beside it."""
+        for lane, seconds in self.piece(step, chosen[step]).loads.items():
+            loads[lane] = loads.get(lane, 0.0) + sign * seconds
+        for name in near:
+            lane = chosen[name][0]
+            loads[lane] = loads.get(lane, 0.0) + sign * self.link(name, chosen)
 
     def _openings(self, name: str, lanes: Choice) -> list[tuple[str, float]]:
         """The lanes on which opening a step's stage takes time, with the seconds."""

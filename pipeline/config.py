@@ -31,7 +31,7 @@ from pipeline.errors import GraphError, RidgewayError
 from pipeline.graph import Graph, Loop, Node
 from pipeline.lookup import Table, near_miss
 from pipeline.lookup import load as load_object
-from pipeline.policies import POLICIES
+from pipeline.policies import NONE, POLICIES
 from pipeline.program import flatten
 from pipeline.stage import ports
 from pipeline.values import Rows
@@ -122,8 +122,8 @@ class _Builder:
         if not isinstance(data, list):
             raise self.document.error(at, f"expected a list of policies, found {data!r}")
         for i, name in enumerate(data):
-            if not isinstance(name, str) or name not in POLICIES:
-                miss = near_miss(str(name), POLICIES)
+            if not isinstance(name, str) or name not in (NONE, *POLICIES):
+                miss = near_miss(str(name), (NONE, *POLICIES))
                 raise self.document.error((*at, str(i)), f"no policy named {name!r}{miss}")
         return tuple(data)
 

@@ -60,6 +60,7 @@ class Estimates:
         self._curves: dict[tuple[str, str], tuple[float, float, float] | None] = {}
         self._ratios: dict[tuple[str, str], float] = {}
         self._openings: dict[tuple[str, str], float] = {}
+        self.states = {name: state_key(s.stage) for name, s in self.steps.items()}
 
     def can_run(self, step: str, device: Device) -> bool:
         """Whether a lane can run a step at all: ordinary code needs a CPU, products a dtype it has."""
@@ -102,7 +103,8 @@ class Estimates:
         return self._openings[key]
 
     def _seen_opening(self, stage: Any, device: Device) -> float | None:
-        alike = [s.stage for s in self.program.steps if state_key(s.stage) == state_key(stage)]
+        key = state_key(stage)
+        alike = [self.steps[name].stage for name, other in self.states.items() if other == key]
         seen = [self.learned.opening(s, device) for s in (stage, *alike)]
         return next((seconds for seconds in seen if seconds is not None), None)
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.buffers import segment
+from pipeline.buffers.handles import Place
 from pipeline.buffers.identity import own
 from pipeline.buffers.leases import DATA
 from pipeline.buffers.sweep import claim, remove
-from pipeline.buffers.handles import Place
 from pipeline.cluster import STATES
 from pipeline.events import Key, Submit
 from pipeline.handover import ARENA, CLIENT, Home, carriers

@@ -29,7 +29,7 @@ from pipeline.stage import gathers
 
 ENUMERATED = 4096
 """Placements of a layout up to which all are looked at."""
-FINALISTS = 16
+FINALISTS = 10
 """Candidates that are simulated."""
 EFFORTS = (0.1, 0.4, 1.0)
 ROW_STEPS = 4000
@@ -100,7 +100,7 @@ class Planner:
         ranked, considered = self._ranked()
         found = self._improved(halving([c for _, c in ranked], self.score, self._efforts))
         others = tuple((self.plan(c), self._in_full(c, s)) for c, s in found.ranking[1:])
-        result = self._simulate(found.best, self._share)
+        result = self._simulate(found.best, self._share, stalls=True)
         seconds = self._in_full(found.best, result.timeline.seconds)
         plan, estimates = self.plan(found.best), self.estimates(found.best.layout)
         return Planned(plan, estimates, self._sources, seconds, result, others, found.evaluations, considered)
@@ -113,9 +113,14 @@ class Planner:
     def plan(self, candidate: Candidate, share: float = 1.0) -> Plan:
         """The plan of a candidate, with batches that fit into memory."""
         estimates = self.estimates(candidate.layout, share)
+        bare = self._bare(candidate, share)
+        return replace(bare, jobs=tuple(job(name, p, estimates) for name, p in bare.placements.items()))
+
+    def _bare(self, candidate: Candidate, share: float) -> Plan:
+        """A plan without what policies know of its steps."""
+        estimates = self.estimates(candidate.layout, share)
         placed = fitted(self.spaces[candidate.layout], candidate.chosen, estimates, self._window)
-        jobs = tuple(job(name, p, estimates) for name, p in placed.items())
-        return Plan(self._machines[candidate.layout], placed, self._window, self._policies, jobs)
+        return Plan(self._machines[candidate.layout], placed, self._window, self._policies)
 
     def estimates(self, layout: int, share: float = 1.0) -> Estimates:
         """Estimates on a layout, of a share of the rows."""
@@ -126,11 +131,12 @@ class Planner:
             self._estimates[key] = Estimates(self._program, machine, sources, self._learned)
         return self._estimates[key]
 
-    def _simulate(self, candidate: Candidate, share: float) -> Simulated:
+    def _simulate(self, candidate: Candidate, share: float, stalls: bool = False) -> Simulated:
         estimates = self.estimates(candidate.layout, share)
         sources = {n: shrunk(f, share) for n, f in self._sources.items()}
         whole = {n: kind.whole for n, kind in self._program.sources.items()}
-        return simulate(self.plan(candidate, share), estimates, given(sources, whole))
+        plan = self.plan(candidate, share) if self._policies else self._bare(candidate, share)
+        return simulate(plan, estimates, given(sources, whole), stalls=stalls)
 
     def _in_full(self, candidate: Candidate, seconds: float) -> float:
         return self._grown(candidate, seconds, self._share, 1.0)
@@ -205,9 +211,7 @@ class Planner:
         for _ in range(SWEEPS):
             before = list(best)
             for at, choices in enumerate(here.choices):
-                best[at] = _cheapest(
-                    choices, dict(zip(here.steps, best, strict=True)), here.steps[at], bounds
-                )
+                best[at] = bounds.cheapest(dict(zip(here.steps, best, strict=True)), here.steps[at], choices)
                 seen.append(tuple(best))
             if best == before:
                 break
@@ -215,20 +219,10 @@ class Planner:
 
     def _fits(self, candidate: Candidate) -> bool:
         try:
-            self.plan(candidate)
+            self._bare(candidate, 1.0)
         except PlanError:
             return False
         return True
-
-
-def _cheapest(choices: Sequence[Choice], chosen: dict[str, Choice], step: str, bounds: Bounds) -> Choice:
-    """The lanes of a step with the lowest bound, where all other steps stay as `chosen`."""
-    least, found = math.inf, choices[0]
-    for choice in choices:
-        score = bounds.bound({**chosen, step: choice}, least)
-        if score < least:
-            least, found = score, choice
-    return found
 
 
 def shrunk(flow: Flow, share: float) -> Flow:

@@ -19,7 +19,7 @@ from pipeline import values
 from pipeline.catalogue import Entry, Parameter, catalogue, hint_name
 from pipeline.config import VERSION
 from pipeline.lookup import Table
-from pipeline.policies import POLICIES
+from pipeline.policies import NONE, POLICIES
 
 __all__ = ["schema"]
 
@@ -60,7 +60,7 @@ def schema(stages: Table) -> Schema:
             **_graph(),
             "policies": {
                 "type": "array",
-                "items": {"enum": list(POLICIES)},
+                "items": {"enum": [NONE, *POLICIES]},
                 "description": "what the scheduler follows beyond its own rules",
             },
         },

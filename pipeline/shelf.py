@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.buffers.arena import Arena
+from pipeline.buffers.handles import Place
 from pipeline.buffers.tiers import Resident, Watermarks, demote
 from pipeline.buffers.transports import ArenaTransport, BytesTransport
-from pipeline.buffers.handles import Place
 from pipeline.handover import ARENA, REFERENCE
 from pipeline.rows import Rows
 

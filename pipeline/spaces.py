@@ -15,7 +15,7 @@ from pipeline.memory import Footprint, footprint, largest_batch
 from pipeline.plan import Placement, pinned, rows
 from pipeline.policy import Lane
 from pipeline.program import Step
-from pipeline.stage import accelerated, gathers, state_key
+from pipeline.stage import accelerated, gathers
 
 WORTH = 0.03
 """A batch size that gains less than this share of a row's time is not worth leaving the default for."""
@@ -160,7 +160,7 @@ def resident(placed: Mapping[str, Placement], estimates: Estimates) -> dict[str,
     for name, placement in placed.items():
         for device in (estimates.machine.device(d) for d in placement.devices):
             cost = estimates.cost(name, device, placement.batch)
-            key = (device.name, *state_key(estimates.steps[name].stage))
+            key = (device.name, *estimates.states[name])
             more = max(0.0, (cost.resident if cost else 0.0) - states.get(key, 0.0))
             states[key] = states.get(key, 0.0) + more
             pools[device.pool] += more

@@ -190,9 +190,9 @@ def test_stages_that_share_a_state_share_what_opening_it_took() -> None:
 
 
 def test_one_thread_tells_of_one_batch_after_another() -> None:
-    # Four lanes end at once; what tells of them takes half a second for each, and there is one of it.
+    # Four lanes end at once; half of what tells of them, 0.5 s each, there is only one of.
     case = costed.Case(costed.chain(Busy()), Machine(lanes(4), handoff=0.5), 4)
-    assert case.simulate().timeline.seconds == 1 + 4 * 0.5
+    assert case.simulate().timeline.seconds == 1 + 0.25 + 4 * 0.25
 
 
 # undisturbed runs

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pipeline.lookup import Table
 
+NONE = "none"
+"""What is named where no policy is wanted, not even those of the default."""
+
 POLICIES: Table = {
     "coalesce": "pipeline.policies.coalesce:Coalesce",
     "cut": "pipeline.policies.cut:Cut",
