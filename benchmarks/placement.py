@@ -25,11 +25,12 @@ from itertools import combinations, islice, product
 from math import prod
 
 from benchmarks.scenarios import Scenario, scenarios
+from pipeline.candidates import Candidate
 from pipeline.errors import PlanError
 from pipeline.estimate import Estimates
 from pipeline.machine import Device, layouts
 from pipeline.plan import Plan
-from pipeline.planner import Candidate, Planned, Planner
+from pipeline.planner import Planned, Planner
 from pipeline.planning import DEFAULT_POLICIES
 from pipeline.policies import POLICIES
 from pipeline.simulate import simulate

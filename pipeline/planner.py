@@ -13,39 +13,31 @@ from dataclasses import dataclass, replace
 from itertools import islice, product
 
 from pipeline.bounds import Bounds
+from pipeline.candidates import Candidate, job, joined, shrunk
 from pipeline.errors import PlanError
 from pipeline.estimate import Estimates
 from pipeline.invent import given
 from pipeline.learned import Learned
 from pipeline.machine import Machine, layouts
-from pipeline.plan import WINDOW_BYTES, Placement, Plan
-from pipeline.policy import Job
+from pipeline.plan import WINDOW_BYTES, Plan
 from pipeline.program import Program
 from pipeline.roofline import Flow
 from pipeline.search import Found, halving, shaken
 from pipeline.simulate import Simulated, simulate
 from pipeline.spaces import Choice, Space, fitted, space
-from pipeline.stage import gathers
 
 ENUMERATED = 4096
 """Placements of a layout up to which all are looked at."""
-FINALISTS = 10
+FINALISTS = 16
 """Candidates that are simulated."""
+LONG = 16
+"""Steps beyond which a simulation is slow: of a third as many, and without going on from the best."""
 EFFORTS = (0.1, 0.4, 1.0)
 ROW_STEPS = 4000
 """Rows times steps of a full simulation while searching; a larger run is cut down to it."""
 SWEEPS = 3
-MOVES = 8
-"""Neighbours of the best that are simulated in full, in each of at most `SWEEPS` turns; the number of the
-heaviest steps that are moved."""
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A placement on the `layout`-th layout: lanes by step."""
-
-    layout: int
-    chosen: tuple[Choice, ...]
+MOVES, NEAR = 4, 2
+"""Of so many of the heaviest steps so many other lanes are simulated in full, in each of `SWEEPS` turns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +90,9 @@ class Planner:
     def best(self) -> Planned:
         """The plan to run. Raises PlanError where nothing fits."""
         ranked, considered = self._ranked()
-        found = self._improved(halving([c for _, c in ranked], self.score, self._efforts))
+        found = halving([c for _, c in ranked], self.score, self._efforts)
+        if len(self._program.steps) <= LONG:
+            found = self._improved(found)
         others = tuple((self.plan(c), self._in_full(c, s)) for c, s in found.ranking[1:])
         result = self._simulate(found.best, self._share, stalls=True)
         seconds = self._in_full(found.best, result.timeline.seconds)
@@ -162,7 +156,9 @@ class Planner:
         """Goes on to a neighbour as long as one is better in full: bounds mislead where lanes differ."""
         scores, best = dict(found.ranking), found.best
         for _ in range(SWEEPS):
-            scores |= {c: self.score(c, 1.0) for c in self._neighbours(best, scores)}
+            near = {c: self.score(c, 1.0) for c in self._neighbours(best, scores)}
+            both = joined(best, sorted(near, key=near.__getitem__))
+            scores |= near | {c: self.score(c, 1.0) for c in both if c not in scores and self._fits(c)}
             before, best = best, min(scores, key=scores.__getitem__)
             if best == before:
                 break
@@ -171,19 +167,23 @@ class Planner:
         return Found(best, scores[best], spent, ranking)
 
     def _neighbours(self, here: Candidate, scores: Mapping[Candidate, float]) -> list[Candidate]:
-        """New candidates that differ from `here` in one step and may be better: those of the least bounds."""
+        """New candidates that differ from `here` in one step and may be better.
+
+        Of each of the heaviest steps those of the least bounds: one step must not crowd out another.
+        """
         space, limit = self.spaces[here.layout], scores[here]
         bounds = self._bounds_of(here.layout, self._share)
         spread = [bounds.piece(s, c).spread for s, c in zip(space.steps, here.chosen, strict=True)]
-        heaviest = sorted(range(len(spread)), key=lambda at: -spread[at])[:MOVES]
-        moved = [
-            Candidate(here.layout, (*here.chosen[:at], choice, *here.chosen[at + 1 :]))
-            for at in heaviest
-            for choice in space.choices[at]
-        ]
-        least = {c: self._bound(c, self._share, limit) for c in moved if c not in scores}
-        ranked = sorted((c for c, b in least.items() if b < limit), key=least.__getitem__)
-        return list(islice(filter(self._fits, ranked), max(1, MOVES * MOVES // max(MOVES, len(spread)))))
+        found: list[Candidate] = []
+        for at in sorted(range(len(spread)), key=lambda at: -spread[at])[:MOVES]:
+            moved = [
+                Candidate(here.layout, (*here.chosen[:at], choice, *here.chosen[at + 1 :]))
+                for choice in space.choices[at]
+            ]
+            least = {c: self._bound(c, self._share, limit) for c in moved if c not in scores}
+            ranked = sorted((c for c, b in least.items() if b < limit), key=least.__getitem__)
+            found += islice(filter(self._fits, ranked), NEAR)
+        return found
 
     def _ranked(self) -> tuple[list[tuple[float, Candidate]], int]:
         """The candidates with the lowest bounds among those that fit; how many there were in all."""
@@ -193,7 +193,8 @@ class Planner:
             for chosen in self._candidates(here, bounds):
                 found[Candidate(i, chosen)] = bounds.bound(dict(zip(here.steps, chosen, strict=True)))
         ranked = sorted(((b, c) for c, b in found.items()), key=lambda pair: pair[0])
-        fitting = list(islice(((b, c) for b, c in ranked if self._fits(c)), FINALISTS))
+        most = FINALISTS if len(self._program.steps) <= LONG else FINALISTS // 3
+        fitting = list(islice(((b, c) for b, c in ranked if self._fits(c)), most))
         if not fitting:
             self.plan(ranked[0][1])  # raises, and says what would help
         return fitting, len(found)
@@ -223,19 +224,3 @@ class Planner:
         except PlanError:
             return False
         return True
-
-
-def shrunk(flow: Flow, share: float) -> Flow:
-    """A share of the rows, at least one of those that there are."""
-    return replace(flow, rows=max(min(flow.rows, 1.0), round(flow.rows * share)))
-
-
-def job(name: str, placement: Placement, estimates: Estimates) -> Job:
-    """What policies know of a step: its cost on every lane that could run it."""
-    step = estimates.steps[name]
-    batch = placement.batch
-    if gathers(step.stage) is None:
-        batch = min(batch, max(1, round(estimates.flows.rows(step))))
-    able = [d for d in estimates.machine.devices if estimates.can_run(name, d)]
-    lanes = {d.name: estimates.lane(name, d, batch) for d in able}
-    return Job(name, placement.batch, placement.devices, lanes, loops=len(step.scope))

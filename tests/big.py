@@ -17,8 +17,8 @@ class Big:
     width: int
 
     def run(self, state: Any, queries: Queries) -> Embeddings:
-        first = np.array([[sum(map(ord, str(i)))] for i in queries.ids], np.float32)
-        return Embeddings(queries.ids, first + np.arange(self.width, dtype=np.float32))
+        first = np.array([[sum(map(ord, str(i)))] for i in queries.ids])
+        return Embeddings(queries.ids, (first + np.arange(self.width)).astype(np.float32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Half:
     """Half of each vector."""
 
     def run(self, state: Any, rows: Embeddings) -> Embeddings:
-        return Embeddings(rows.ids, rows.vectors / 2)
+        return Embeddings(rows.ids, (rows.vectors / 2).astype(np.float32))
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.bounds import Bounds
+from pipeline.candidates import Candidate
 from pipeline.estimate import Estimates
 from pipeline.machine import Device, Link, Machine
-from pipeline.planner import Candidate, Planner
+from pipeline.planner import Planner
 from pipeline.spaces import Choice, space
 from tests.costed import Busy, Case, One, chain, lanes, linked, profile, random_case
 from tests.floor import Floor

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.planner import EFFORTS, Candidate, Planner
+from pipeline.candidates import Candidate
+from pipeline.planner import EFFORTS, Planner
 from pipeline.search import climb, halving, shaken
 from tests.costed import random_case
 

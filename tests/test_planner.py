@@ -12,12 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.candidates import shrunk
 from pipeline.errors import PlanError
 from pipeline.graph import Graph, node
 from pipeline.invent import given as rows_of
 from pipeline.machine import Device, Link, Machine
 from pipeline.plan import Placement, Plan
-from pipeline.planner import Planned, Planner, shrunk
+from pipeline.planner import Planned, Planner
 from pipeline.program import flatten
 from pipeline.roofline import Cost, Flow, Work
 from pipeline.simulate import simulate
@@ -185,15 +186,15 @@ def test_two_models_that_do_not_fit_together_are_apart() -> None:
     assert {placed["a"].devices, placed["b"].devices} == {("cpu:0",), ("cuda:0",)}
 
 
-@given(free=st.floats(1.0, 40.0))
+@given(free=st.floats(1.0, 7.0))
 @settings(max_examples=20, deadline=None)
 def test_the_batch_is_the_largest_half_that_fits(free: float) -> None:
-    """An eighth of a small memory is left for what waits between steps."""
+    """An eighth of a memory of 8 GiB or less is left for what waits between steps."""
     found = one_step(Model(each=GIB), machine(cpu=free * GIB * 8 / 7, cuda=GIB / 2), rows=64)
     size = found.plan.placements["s"].batch
     assert size in (1, 2, 4, 8, 16, 32, 64)
     assert size <= free
-    assert 2 * size > free or size >= 16
+    assert 2 * size > free
 
 
 def test_policies_and_window_are_those_of_the_plan() -> None:
