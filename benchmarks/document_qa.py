@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 
 from pipeline import models
-from pipeline.evaluate import best, f1, names
 from pipeline.cluster import local_client
+from pipeline.evaluate import best, f1, names
 from pipeline.executor import run
 from pipeline.graph import Graph, node
 from pipeline.machine import Device, Machine, cores

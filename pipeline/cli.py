@@ -15,6 +15,7 @@ from pipeline import commands
 from pipeline.knot import kept, loaded, task_of
 from pipeline.options import (
     Allow,
+    Apart,
     Cluster,
     Deadline,
     Documents,
@@ -52,6 +53,7 @@ def run(
     scheduler: Cluster = "",
     policy: PolicyNames = [],  # noqa: B006
     deadline: Deadline = None,
+    apart: Apart = False,
     settings: Set = [],  # noqa: B006
     allow: Allow = [],  # noqa: B006
     as_json: Json = False,
@@ -65,7 +67,8 @@ def run(
     graph = loaded(file, (index or out).absolute(), settings, allow)
     asked = question_files.read(questions)
     task = task_of(graph, out, index or out, documents, asked, reindex, kept(file, settings, allow))
-    summary = do(task, scheduler, quiet or as_json, split(policy), deadline)
+    wishes = {"policies": split(policy), "deadline": deadline, "apart": apart}
+    summary = do(task, scheduler, quiet or as_json, **wishes)
     if parquet:
         from pipeline.records import write_parquet
 
@@ -81,6 +84,7 @@ def index(
     out: Out = Path("run"),
     reindex: Reindex = False,
     scheduler: Cluster = "",
+    apart: Apart = False,
     settings: Set = [],  # noqa: B006
     allow: Allow = [],  # noqa: B006
     as_json: Json = False,
@@ -91,7 +95,7 @@ def index(
     speak(verbose, quiet or as_json)
     graph = loaded(file, out.absolute(), settings, allow)
     task = task_of(graph, out, out, documents, None, reindex, kept(file, settings, allow))
-    summary = do(task, scheduler, quiet or as_json)
+    summary = do(task, scheduler, quiet or as_json, apart=apart)
     finish(summary, out, as_json, quiet, answers=False)
     raise typer.Exit(summary.exit_code)
 

@@ -73,8 +73,8 @@ class Run:
 
     def __iter__(self) -> Generator[Result]:
         with ExitStack() as stack:
-            wanted = self.plan.machine if self.plan else detect()
-            client = self._client or stack.enter_context(local_client(wanted))
+            wanted, apart = (self.plan.machine, self.plan.apart) if self.plan else (detect(), False)
+            client = self._client or stack.enter_context(local_client(wanted, apart))
             machine, addresses = lanes(client)
             self.plan = self.plan or place(self.program, machine)
             check_lanes(self.plan, addresses)

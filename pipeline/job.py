@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pipeline import stored
@@ -14,25 +15,32 @@ if TYPE_CHECKING:
     from pipeline.executor import Run
     from pipeline.planner import Planned
 
-__all__ = ["Listen", "Summary", "Task", "run_job"]
+__all__ = ["Listen", "Summary", "Task", "Wishes", "run_job"]
 
 Listen = Callable[["Run"], None]
 
 
-def run_job(
-    task: Task,
-    listen: Listen = lambda _: None,
-    client: Any = None,
-    policies: tuple[str, ...] = (),
-    deadline: float | None = None,
-) -> Summary:
-    """Do the job; writes the run folder as it goes. Raises RidgewayError before any work.
-
-    `policies`: what the Scheduler follows, else what the graph says; `deadline`: seconds in which it must be
-    done in the worst case, else it does not begin.
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """How a job is to run. `policies`: what the Scheduler follows, else what the graph says; `deadline`:
+    seconds in which it must be done in the worst case, else it does not begin; `apart`: each lane in a
+    process of its own.
     """
+
+    policies: tuple[str, ...] = ()
+    deadline: float | None = None
+    apart: bool = False
+
+
+PLAIN = Wishes()
+
+
+def run_job(
+    task: Task, listen: Listen = lambda _: None, client: Any = None, wishes: Wishes = PLAIN
+) -> Summary:
+    """Do the job; writes the run folder as it goes. Raises RidgewayError before any work."""
     work = _prepare(task)
-    planned = _plan(work, client, policies, deadline)  # what cannot run ends here, before earlier results go
+    planned = _plan(work, client, wishes)  # what cannot run ends here, before earlier results go
     for folder in (task.out, task.index):
         folder.mkdir(parents=True, exist_ok=True)
     writer = RunFolder(task, work)
@@ -45,7 +53,7 @@ def run_job(
     return writer.finish()
 
 
-def _plan(work: Work, client: Any, policies: tuple[str, ...], deadline: float | None) -> Planned | None:
+def _plan(work: Work, client: Any, wishes: Wishes) -> Planned | None:
     from pipeline.cluster import lanes
     from pipeline.planning import plan_for
     from pipeline.what_if import check_deadline
@@ -54,10 +62,10 @@ def _plan(work: Work, client: Any, policies: tuple[str, ...], deadline: float | 
         return None
     machine = None if client is None else lanes(client)[0]
     chunks = float(work.known.counts["chunks"]) if work.known else 0.0
-    planned = plan_for(work.graph, work.inputs, machine, policies, chunks=chunks)
-    if deadline is not None:
-        check_deadline(planned, deadline)
-    return planned
+    planned = plan_for(work.graph, work.inputs, machine, wishes.policies, chunks=chunks)
+    if wishes.deadline is not None:
+        check_deadline(planned, wishes.deadline)
+    return replace(planned, plan=replace(planned.plan, apart=wishes.apart))
 
 
 def _prepare(task: Task) -> Work:

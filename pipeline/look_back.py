@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline import perfetto
 from pipeline.advice import advice
+from pipeline.buffers.accounting import usage
 from pipeline.compare import compare
 from pipeline.planning import remember
 from pipeline.roles import memory_line, memory_share
@@ -22,7 +24,7 @@ def look_back(run: Run, planned: Planned | None, out: Path) -> dict[str, Any]:
     """Write the timeline of a finished run, and remember what it has shown; returns the facts for run.json.
 
     `predicted`: the comparison by step; `advice`: a line for each lane; `memory`: the share of the time that
-    was memory processing.
+    was memory processing; `handed_over`: bytes by step; `memory_bytes`: of this process and its children.
     """
     if run.timeline is None or run.plan is None:
         return {}
@@ -32,5 +34,9 @@ def look_back(run: Run, planned: Planned | None, out: Path) -> dict[str, Any]:
     found: dict[str, Any] = {
         "advice": list(advice(run.timeline, run.plan.machine.devices)),
         "memory": memory_line(memory_share(run.timeline, run.program)),
+        "handed_over": {
+            step: {"shared_bytes": c.shared, "copied_bytes": c.copied} for step, c in run.handed.items()
+        },
+        "memory_bytes": asdict(usage()),
     }
     return found | ({"predicted": compare(predicted, run.timeline).as_dict()} if predicted else {})

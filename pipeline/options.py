@@ -41,3 +41,8 @@ Trace = Annotated[Path | None, typer.Option(dir_okay=False, help="Write the time
 def split(policies: list[str]) -> tuple[str, ...]:
     """The policies of `--policy a+b --policy c`."""
     return tuple(name for joined in policies for name in joined.split("+"))
+
+
+Apart = Annotated[
+    bool, typer.Option("--apart", help="Each lane in a process of its own; values go by shared memory.")
+]

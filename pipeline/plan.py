@@ -33,7 +33,7 @@ class Plan:
     """A placement for each step, on lanes that exist.
 
     `window`: bytes that may wait between steps; `policies`: by name, see `pipeline.policies`; `jobs`: what
-    these know of each step.
+    these know of each step; `apart`: each lane in a process of its own, where the lanes are ours to make.
     """
 
     machine: Machine
@@ -41,6 +41,7 @@ class Plan:
     window: int = WINDOW_BYTES
     policies: tuple[str, ...] = ()
     jobs: tuple[Job, ...] = field(default=(), repr=False)
+    apart: bool = False
 
     def __post_init__(self) -> None:
         for step, placement in self.placements.items():

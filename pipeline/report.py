@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import RidgewayError
+from pipeline.gates import size
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -184,6 +185,10 @@ def _looked_back(out: Path) -> list[str]:
         table(console(), head, [_compared(step) for step in found["steps"]])
         took = (found["predicted_seconds"], found["measured_seconds"])
         lines.append(f"predicted {took[0]:.3g} s, measured {took[1]:.3g} s")
+    handed = record.get("handed_over", {}).values()
+    shared, copied = (sum(h[key] for h in handed) for key in ("shared_bytes", "copied_bytes"))
+    if shared or copied:
+        lines.append(f"handed over between processes: {size(shared)} shared, {size(copied)} copied")
     return lines
 
 

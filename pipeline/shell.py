@@ -46,16 +46,14 @@ def speak(verbose: bool, quiet: bool) -> None:
         logging.basicConfig(level=logging.INFO)
 
 
-def do(
-    task: Task, scheduler: str, quiet: bool, policies: tuple[str, ...] = (), deadline: float | None = None
-) -> Summary:
-    """Do the job, showing progress."""
-    from pipeline.job import run_job
+def do(task: Task, scheduler: str, quiet: bool, **wishes: Any) -> Summary:
+    """Do the job, showing progress. `wishes`: see `pipeline.job.Wishes`."""
+    from pipeline.job import Wishes, run_job
 
     with contextlib.ExitStack() as stack:
         client = stack.enter_context(_client(scheduler)) if scheduler else None
         listen = stack.enter_context(progress(console(stderr=True), quiet))
-        return run_job(task, listen, client, policies, deadline)
+        return run_job(task, listen, client, Wishes(**wishes))
 
 
 def _client(scheduler: str) -> Any:

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from pipeline.buffers.arena import Arena
-from pipeline.buffers.transports import ArenaTransport
 from pipeline.buffers.handles import Handle, OwnerGoneError
+from pipeline.buffers.transports import ArenaTransport
 
 BUDGET = 8 << 20
 

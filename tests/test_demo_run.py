@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from pipeline import evaluate, questions
+from pipeline.cluster import local_client
 from pipeline.config import dump, load
 from pipeline.errors import IndexMismatchError
-from pipeline.cluster import local_client
 from pipeline.job import Summary, Task, run_job
 from pipeline.machine import Device, Machine, cores
 from pipeline.records import read_lines

@@ -20,8 +20,8 @@ from distributed import Client, LocalCluster
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.errors import GraphError, ModelError, PlanError
 from pipeline.cluster import lanes, local_client
+from pipeline.errors import GraphError, ModelError, PlanError
 from pipeline.executor import Run, run
 from pipeline.graph import Graph, Loop, node
 from pipeline.local import Outcome, run_local
