@@ -40,7 +40,7 @@ class Bounds:
     """Bounds of the placements of one program on one layout."""
 
     def __init__(self, estimates: Estimates) -> None:
-        self._estimates = estimates
+        self.estimates = estimates
         self._program = estimates.program
         self._pieces: dict[tuple[str, Choice], Piece] = {}
         self._producers = _producers(self._program)
@@ -115,14 +115,14 @@ class Bounds:
     def _openings(self, name: str, lanes: Choice) -> list[tuple[str, float]]:
         """The lanes on which opening a step's stage takes time, with the seconds."""
         if (name, lanes) not in self._opened:
-            each = [(d, self._estimates.opening(name, self._device(d))) for d in lanes]
+            each = [(d, self.estimates.opening(name, self._device(d))) for d in lanes]
             self._opened[name, lanes] = [(d, seconds) for d, seconds in each if seconds]
         return self._opened[name, lanes]
 
     def piece(self, name: str, lanes: Choice) -> Piece:
         """A step on its lanes."""
         if (name, lanes) not in self._pieces:
-            self._pieces[name, lanes] = self._piece(self._estimates.steps[name], lanes)
+            self._pieces[name, lanes] = self._piece(self.estimates.steps[name], lanes)
         return self._pieces[name, lanes]
 
     def link(self, name: str, chosen: Mapping[str, Choice]) -> float:
@@ -132,21 +132,21 @@ class Bounds:
         if key not in self._links:
             to = self._device(chosen[name][0])
             ways = [(self._device(chosen[producer][0]), nbytes) for producer, nbytes in edges]
-            self._links[key] = sum(self._estimates.machine.seconds(a, to, nbytes) for a, nbytes in ways)
+            self._links[key] = sum(self.estimates.machine.seconds(a, to, nbytes) for a, nbytes in ways)
         return self._links[key]
 
     def _moved(self, step: Step) -> list[tuple[str, float]]:
         """The steps before a step, with the bytes of all their rows."""
-        flows = [(e.producer, self._estimates.flows.made(e.producer)) for e in step.edges]
+        flows = [(e.producer, self.estimates.flows.made(e.producer)) for e in step.edges]
         return [(p, f.rows * f.nbytes) for ref, f in flows for p in self._producers[ref]]
 
     def _device(self, lane: str) -> Device:
-        return self._estimates.machine.device(lane)
+        return self.estimates.machine.device(lane)
 
     def _piece(self, step: Step, lanes: Choice) -> Piece:
-        total = max(self._estimates.flows.rows(step), 1e-9)
-        size = min(batch(step, lanes, self._estimates), max(1, round(total)))
-        each = {d: self._estimates.seconds(step.name, self._device(d), size) for d in lanes}
+        total = max(self.estimates.flows.rows(step), 1e-9)
+        size = min(batch(step, lanes, self.estimates), max(1, round(total)))
+        each = {d: self.estimates.seconds(step.name, self._device(d), size) for d in lanes}
         count = math.ceil(total / size - 1e-9)
         shares = _shares(count, each)
         loads = {d: shares[d] * each[d] for d in lanes}
@@ -156,7 +156,7 @@ class Bounds:
         starts: dict[str, float] = {}
         ends: dict[str, float] = {}
         for name, lanes in chosen.items():
-            step, piece = self._estimates.steps[name], self.piece(name, lanes)
+            step, piece = self.estimates.steps[name], self.piece(name, lanes)
             before = [p for e in step.edges for p in self._producers[e.producer] if p in ends]
             barrier = gathers(step.stage) is not None
             starts[name] = max(

@@ -69,20 +69,6 @@ def ratio(shapes: Shapes) -> float:
     return 2 * shapes.layers * tokens * shapes.kv_width / shapes.width
 
 
-def fewest_bytes(model: str, shapes: Shapes) -> Decision:
-    """The cut of the fewest bytes, where phases must be on different devices.
-
-    When not to: where they need not; `where_to_cut` says whether it pays. The modality edge is it where
-    2 L (s / N_v) (d_kv / d) > 1, so in all models but the shallowest with the most shared heads.
-    """
-    found = {cut: n for cut, n in shapes.bytes.items() if cut != NONE}
-    told = {cut: f"{size(n)} a row ({shapes.formulas[cut]})" for cut, n in found.items()}
-    chosen = min(found, key=found.__getitem__)
-    lost = tuple((cut, told[cut]) for cut in found if cut != chosen)
-    why = f"{model} is cut at the {chosen}: {told[chosen]} cross it"
-    return Decision(f"cut of {model}", chosen, why, {f"bytes of {cut}": n for cut, n in found.items()}, lost)
-
-
 @dataclass(frozen=True, slots=True)
 class Phases:
     """Seconds of each phase for one row, on the first and the second of two `devices`; infinite: it cannot.

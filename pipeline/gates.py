@@ -80,11 +80,6 @@ class Curve:
         (n, t), (n2, t2) = self.points[at - 1 : at + 1]
         return t + (t2 - t) * (rows - n) / (n2 - n)
 
-    def refit(self, rows: int, seconds: float, trust: float = 0.5) -> Curve:
-        """The curve scaled towards a measured batch; `trust` 1 goes through it, less damps noise."""
-        scale = 1 + trust * (seconds / self.seconds(rows) - 1)
-        return Curve(self.device, tuple((n, t * scale) for n, t in self.points))
-
 
 @dataclass(frozen=True, slots=True)
 class Offload:
@@ -210,7 +205,7 @@ def equal_split(step: str, a: Curve, b: Curve, rows: int) -> Decision:
     """How many of `rows` two devices take at once, so that the later of them ends as early as can be.
 
     After L3 (B6: arXiv 2504.17584), whose model was not readable; ours: one curve rises with the rows, the
-    other falls, so the best is next to where they meet. `Curve.refit` follows a device that changes speed.
+    other falls, so the best is next to where they meet.
     When not to: where the two share a memory or cores, and so slow each other down.
     """
     meet = bisect_left(range(1, rows), True, key=lambda n: a.seconds(n) >= b.seconds(rows - n))
@@ -232,19 +227,3 @@ def knee(device: str, bandwidths: Mapping[int, float], share: float = 0.9) -> De
     why = f"{device} uses {threads} for streams: they reach {size(bandwidths[threads])}/s of {size(best)}/s"
     numbers = {"threads": threads, "bytes/s": bandwidths[threads], "best bytes/s": best}
     return Decision(f"threads of {device}", str(threads), why, numbers)
-
-
-def sparse_pays(weights: str, nonzeros: float, elements: float, nbytes: float) -> Decision:
-    """Whether a bitmap and packed non-zeros of `nbytes` each are less traffic than all the elements.
-
-    nnz * b + n / 8 < n * b (A1: SparAMX, arXiv 2502.12444). When not to: for products bound by arithmetic,
-    and on devices without the kernel; unpacking is taken for hidden.
-    """
-    sparse, dense, limit = nonzeros * nbytes + elements / 8, elements * nbytes, 1 - 1 / (8 * nbytes)
-    chosen, lost = ("sparse", "dense") if sparse < dense else ("dense", "sparse")
-    share = nonzeros / elements
-    why = (
-        f"{weights}: {chosen}, for {100 * share:.3g} % are not zero and sparse pays below {100 * limit:.3g} %"
-    )
-    numbers = {"sparse bytes": sparse, "dense bytes": dense, "density": share, "limit": limit}
-    return Decision(weights, chosen, why, numbers, ((lost, f"{size(abs(sparse - dense))} more to read"),))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pipeline.errors import PlanError
 from pipeline.roofline import Cost, Work
 
-__all__ = ["Footprint", "check_fits", "footprint", "largest_batch"]
+__all__ = ["Footprint", "footprint", "largest_batch"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +44,6 @@ def largest_batch(step: str, batch: int, need: Callable[[int], Footprint], room:
             raise PlanError(_lacking(step, need(1), room))
         batch //= 2
     return batch
-
-
-def check_fits(step: str, batch: int, need: Callable[[int], Footprint], room: float) -> None:
-    """Raise PlanError where a batch that the user has set does not fit, naming the largest that does."""
-    if need(batch).nbytes > room:
-        found = largest_batch(step, batch, need, room)
-        raise PlanError(
-            f"step {step!r} needs {_gib(need(batch).nbytes)} for a batch of {batch}, but {_gib(room)} are "
-            f"free: set its batch to {found}, or put it on a device with more memory"
-        )
 
 
 def _lacking(step: str, one: Footprint, room: float) -> str:

@@ -19,6 +19,7 @@ from pipeline.estimate import Estimates
 from pipeline.invent import given
 from pipeline.learned import Learned
 from pipeline.machine import Machine, layouts
+from pipeline.pipelined import best_runs
 from pipeline.plan import WINDOW_BYTES, Plan
 from pipeline.program import Program
 from pipeline.roofline import Flow
@@ -200,10 +201,12 @@ class Planner:
         return fitting, len(found)
 
     def _candidates(self, here: Space, bounds: Bounds) -> Sequence[tuple[Choice, ...]]:
+        proven = best_runs(bounds.estimates, bounds)
+        runs = [proven[0]] if proven else []
         if here.size <= ENUMERATED:
-            return list(product(*here.choices))
-        starts = [tuple(c[0] for c in here.choices), tuple(c[-1] for c in here.choices)]
-        starts += shaken(here.choices, self._seed, 2)
+            return list(dict.fromkeys([*runs, *product(*here.choices)]))
+        starts = [*runs, tuple(c[0] for c in here.choices), tuple(c[-1] for c in here.choices)]
+        starts += shaken(here.choices, self._seed, 2 - len(runs))
         return list(dict.fromkeys(c for start in starts for c in self._swept(start, here, bounds)))
 
     def _swept(self, start: tuple[Choice, ...], here: Space, bounds: Bounds) -> list[tuple[Choice, ...]]:

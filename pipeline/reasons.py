@@ -9,23 +9,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+from pipeline.bounds import Bounds
 from pipeline.cuts import NONE, Phases, where_to_cut
 from pipeline.gates import (
     Curve,
     Decision,
     crossover,
     duration,
+    equal_split,
     knee,
     offload,
     recompute_or_transfer,
 )
 from pipeline.machine import Device, Link
+from pipeline.pipelined import best_runs
 from pipeline.plan import Plan
 from pipeline.planner import Planned
 from pipeline.policy import Job, Lane
 from pipeline.program import Step
 from pipeline.roofline import Cost, seconds
-from pipeline.spaces import offload_of
+from pipeline.spaces import batch, offload_of
 from pipeline.stage import accelerated
 
 SHOWN = 3
@@ -34,7 +37,8 @@ SHOWN = 3
 
 def reasons(planned: Planned) -> tuple[Decision, ...]:
     """Every decision behind a plan, in the order: machine, steps, edges."""
-    return (*_layout(planned), *_threads(planned), *_steps(planned), *_cuts(planned), *_edges(planned))
+    kinds = (_layout, _runs, _threads, _batches, _steps, _cuts, _edges)
+    return tuple(decision for kind in kinds for decision in kind(planned))
 
 
 def short(names: Iterable[str]) -> str:
@@ -83,11 +87,40 @@ def _apart(plan: Plan, other: Plan) -> str:
     return ", ".join(told) + (f" and {len(pairs) - SHOWN} more" if len(pairs) > SHOWN else "")
 
 
+def _runs(planned: Planned) -> Iterator[Decision]:
+    """Of a chain: the best that single devices can do, each with neighbouring steps (B16)."""
+    proven = best_runs(planned.estimates, Bounds(planned.estimates))
+    if proven is None:
+        return
+    lanes, chain = proven
+    chosen = ", ".join(dict.fromkeys(name for (name,) in lanes))
+    kind, at = chain.bound_by
+    held = lanes[0][0] if kind == "link" else planned.plan.machine.devices[at].name
+    why = (
+        f"with each step on one device, neighbours together, the busiest part takes at best "
+        f"{duration(chain.bottleneck)} ({kind} {held}): proven; the plan takes {duration(planned.seconds)}, "
+        f"opening included"
+    )
+    numbers = {"bottleneck": chain.bottleneck, "latency": chain.latency}
+    yield Decision("runs of steps", chosen, why, numbers)
+
+
 def _threads(planned: Planned) -> Iterator[Decision]:
     """How many threads a stream is worth (A6)."""
     curve = planned.plan.machine.by_threads
     if len(curve) > 1:
         yield knee("the CPU", {n: p.bandwidth for n, p in curve.items()})
+
+
+def _batches(planned: Planned) -> Iterator[Decision]:
+    """Of each step whose batch memory makes smaller than it would be."""
+    for step in planned.estimates.program.steps:
+        placement = planned.plan.placements[step.name]
+        wanted = batch(step, placement.devices, planned.estimates)
+        if placement.batch < wanted:
+            why = f"{step.name} takes {placement.batch} rows to a batch: {wanted} do not fit into memory"
+            numbers = {"rows": float(placement.batch), "wanted": float(wanted)}
+            yield Decision(f"batch of {step.name}", str(placement.batch), why, numbers)
 
 
 def _steps(planned: Planned) -> Iterator[Decision]:
@@ -99,6 +132,8 @@ def _steps(planned: Planned) -> Iterator[Decision]:
         yield _placed(crossover(j.name, _curve(other), _curve(cpu), at), step, lanes)
         fast, slow = sorted((other, cpu), key=lambda lane: lane.seconds(at))
         yield _shared(offload(offload_of(j.name, at, fast, slow, total)), (fast, slow), lanes)
+        if {other.name, cpu.name} <= set(lanes) and total > 1:  # both run it: how rows fall to them (B6)
+            yield replace(equal_split(j.name, _curve(other), _curve(cpu), total), what=f"rows of {j.name}")
 
 
 def _rivals(planned: Planned) -> Iterator[tuple[Job, Step, Lane, Lane]]:

@@ -8,7 +8,7 @@ and random restarts draw from a seed.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -49,19 +49,6 @@ def halving(
             left = [left[i] for _, i in ranked[:count]]
     ranking = tuple((left[i], value) for value, i in ranked)
     return Found(*ranking[0], spent, ranking)
-
-
-def climb(start: C, moves: Callable[[C], Iterable[C]], score: Callable[[C], float]) -> list[tuple[float, C]]:
-    """All that was scored while going from `start` to the best neighbour until none is better."""
-    seen = {start: score(start)}
-    here = start
-    while True:
-        around = [c for c in moves(here) if c not in seen]
-        seen |= {c: score(c) for c in around}
-        best = min(around, key=lambda c: seen[c], default=here)
-        if seen[best] >= seen[here]:
-            return sorted(((value, c) for c, value in seen.items()), key=lambda pair: pair[0])
-        here = best
 
 
 def shaken(options: Sequence[Sequence[C]], seed: int, count: int) -> list[tuple[C, ...]]:

@@ -43,11 +43,11 @@ ORDER = [
     "program", "apply", "local", "timeline", "perfetto", "advice", "compare", "roles", "gates", "chains",
     "cuts", "policy", "policies", "plan", "handover", "buffers", "events", "wiring", "quiet", "holds",
     "graves", "groups", "tracking", "board", "scheduler", "watch", "learned", "flows", "estimate", "invent",
-    "simulate", "spaces", "bounds", "search", "candidates", "planner", "reasons", "what_if", "shelf",
-    "worker", "cluster", "hands", "executor", "handoff", "planning", "dumping", "config", "question_files",
-    "questions", "records", "evaluate", "draw", "layout", "canvas", "svg", "catalogue", "schema", "doctor",
-    "stored", "look_back", "run_folder", "job", "report", "plan_report", "foresee", "knot", "shell",
-    "options", "commands", "cli",
+    "simulate", "spaces", "bounds", "pipelined", "search", "candidates", "planner", "reasons", "what_if",
+    "shelf", "worker", "cluster", "hands", "executor", "handoff", "planning", "dumping", "config",
+    "question_files", "questions", "records", "evaluate", "draw", "layout", "canvas", "svg", "catalogue",
+    "schema", "doctor", "stored", "look_back", "run_folder", "job", "report", "plan_report", "foresee",
+    "knot", "shell", "options", "commands", "cli",
 ]  # fmt: skip
 """The modules of `pipeline`: each imports only what stands before it."""
 

@@ -21,7 +21,6 @@ from pipeline.gates import (
     offload,
     recompute_or_transfer,
     size,
-    sparse_pays,
 )
 from pipeline.machine import Link
 
@@ -274,28 +273,7 @@ def test_a_device_whose_start_takes_longer_than_all_elsewhere_gets_nothing() -> 
     assert found.rejected[0][0] == "cpu:0 alone"
 
 
-@given(MEMORY, COMPUTE, st.sampled_from([0.25, 0.5, 2.0, 4.0]), st.integers(20, 60))
-def test_after_a_change_of_speed_the_split_becomes_the_best_again(
-    a: Curve, b: Curve, factor: float, rows: int
-) -> None:
-    """Each batch measures the first device, which runs at another speed than is thought."""
-    true = Curve(a.device, tuple((n, t * factor) for n, t in a.points))
-    best = equal_split("embed", true, b, rows).numbers
-    for _ in range(40):
-        n = int(equal_split("embed", a, b, rows).numbers["rows on fpga:0"])
-        assume(n)  # a device that gets nothing is not measured
-        a = a.refit(n, true.seconds(n))
-    n = int(equal_split("embed", a, b, rows).numbers["rows on fpga:0"])
-    assert max(true.seconds(n), b.seconds(rows - n)) == pytest.approx(best["seconds"])
-
-
-def test_a_measurement_that_is_trusted_wholly_is_met() -> None:
-    curve = Curve.affine("cpu:0", 0.5, 0.25)
-    assert curve.refit(6, 3.0, trust=1.0).seconds(6) == 3.0
-    assert curve.refit(6, 3.0).seconds(6) == 2.5
-
-
-# threads and sparse weights
+# threads
 
 
 @pytest.mark.parametrize(
@@ -315,21 +293,6 @@ def test_the_knee_is_the_first_count_near_the_best(bandwidths: dict[int, float],
 
 def test_the_knee_can_be_asked_for_the_best() -> None:
     assert knee("cpu:0", {1: 10.0, 2: 10.5, 4: 11.0}, share=1.0).chosen == "4"
-
-
-@pytest.mark.parametrize(("nbytes", "limit"), [(4, 0.96875), (2, 0.9375), (1, 0.875)])
-def test_sparse_weights_pay_once_they_save_more_than_their_bitmap(nbytes: int, limit: float) -> None:
-    n = 1 << 20
-    assert sparse_pays("mlp", n * limit - 1, n, nbytes).chosen == "sparse"
-    assert sparse_pays("mlp", n * limit, n, nbytes).chosen == "dense"
-    assert sparse_pays("mlp", n, n, nbytes).numbers["limit"] == limit
-
-
-def test_half_of_the_weights_are_little_more_than_half_of_the_traffic() -> None:
-    found = sparse_pays("mlp", 512 << 10, 1 << 20, 2)
-    assert found.why == "mlp: sparse, for 50 % are not zero and sparse pays below 93.8 %"
-    assert (found.numbers["sparse bytes"], found.numbers["dense bytes"]) == (1.125 * 2**20, 2 * 2**20)
-    assert found.rejected == (("dense", "896.0 KiB more to read"),)
 
 
 # numbers for people

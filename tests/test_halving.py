@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pipeline.candidates import Candidate
 from pipeline.planner import EFFORTS, Planner
-from pipeline.search import climb, halving, shaken
+from pipeline.search import halving, shaken
 from tests.costed import random_case
 
 seeds = st.integers(0, 10**6)
@@ -88,21 +88,6 @@ def test_it_takes_about_a_quarter_of_the_work_of_looking_at_all(size: int) -> No
 def test_the_same_question_has_the_same_answer(seed: int) -> None:
     _, score = table(seed, 50, 0.3)
     assert halving(range(50), score, EFFORTS) == halving(range(50), score, EFFORTS)
-
-
-# climbing
-
-
-def test_climbing_ends_where_no_neighbour_is_better() -> None:
-    found = climb(0, lambda c: (c - 1, c + 1), lambda c: (c - 7) ** 2)
-    assert found[0] == (0, 7)
-    assert {c for _, c in found} == set(range(-1, 9)), "each was scored once, and nothing beyond"
-
-
-def test_a_valley_that_is_not_the_deepest_holds_it() -> None:
-    heights = [3, 1, 2, 0]
-    found = climb(0, lambda c: [n for n in (c - 1, c + 1) if 0 <= n < 4], heights.__getitem__)
-    assert found[0] == (1, 1)
 
 
 def test_random_restarts_are_those_of_their_seed() -> None:

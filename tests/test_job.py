@@ -12,7 +12,7 @@ from pipeline import perfetto, planning
 from pipeline.cluster import local_client
 from pipeline.errors import Failure, IndexMismatchError, ModelError, PlanError, RidgewayError
 from pipeline.graph import Graph, node
-from pipeline.job import Summary, Task, run_job
+from pipeline.job import Summary, Task, Wishes, run_job
 from pipeline.machine import Device, Machine
 from pipeline.questions import Question, Questions
 from pipeline.records import read_lines
@@ -271,9 +271,9 @@ def test_a_deadline_that_would_be_missed_is_refused_before_anything_is_removed(
     run_job(job, client=client)
     before = record(job)
     with pytest.raises(PlanError, match=r"the deadline may be missed: .* segment '\w+' takes"):
-        run_job(replace(job, reindex=True), client=client, deadline=1e-6)
+        run_job(replace(job, reindex=True), client=client, wishes=Wishes(deadline=1e-6))
     assert record(job) == before
-    assert run_job(replace(job, reindex=True), client=client, deadline=1e6).answered == 1
+    assert run_job(replace(job, reindex=True), client=client, wishes=Wishes(deadline=1e6)).answered == 1
 
 
 def test_policies_of_the_call_stand_above_those_of_the_pipeline(tmp_path: Path, client: Any) -> None:
@@ -285,5 +285,5 @@ def test_policies_of_the_call_stand_above_those_of_the_pipeline(tmp_path: Path, 
         seen.append(run.plan.policies)
 
     run_job(replace(job, graph=asked), listen, client)
-    run_job(replace(job, graph=asked, reindex=True), listen, client, ("guided",))
+    run_job(replace(job, graph=asked, reindex=True), listen, client, Wishes(("guided",)))
     assert set(seen) == {("steal",), ("guided",)}

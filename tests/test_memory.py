@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import PlanError
-from pipeline.memory import Footprint, check_fits, footprint, largest_batch
+from pipeline.memory import Footprint, footprint, largest_batch
 from pipeline.roofline import Cost, Flow, Work
 
 GIB = float(1 << 30)
@@ -44,12 +44,6 @@ def test_where_weights_do_not_fit_the_error_says_by_how_much() -> None:
 def test_where_one_row_is_too_large_the_error_says_shorter_rows() -> None:
     with pytest.raises(PlanError, match=r"shorter rows: 9\.00 GiB are for the row alone"):
         largest_batch("said", 16, need(GIB, 9 * GIB), 8 * GIB)
-
-
-def test_a_batch_that_was_set_is_refused_with_the_largest_that_fits() -> None:
-    check_fits("said", 4, need(GIB, GIB), 5 * GIB)
-    with pytest.raises(PlanError, match=r"needs 9\.00 GiB for a batch of 8, .* set its batch to 4"):
-        check_fits("said", 8, need(GIB, GIB), 5 * GIB)
 
 
 @given(st.integers(1, 4096), st.floats(0, 1e6), st.floats(1, 1e4), st.floats(0, 1e8))

@@ -135,7 +135,7 @@ def test_an_edge_between_memories_is_sent_or_made_again_whichever_is_faster() ->
 
 def test_within_a_memory_nothing_is_decided_about_edges() -> None:
     found = planned(chain(Plain(), Plain()), Machine(lanes(3)))
-    assert {d.what for d in reasons(found)} <= {"placement"}
+    assert {d.what for d in reasons(found)} <= {"placement", "runs of steps"}
 
 
 def test_how_many_threads_a_stream_is_worth_is_told_where_it_was_measured() -> None:
@@ -200,3 +200,11 @@ def test_the_shipped_pipeline_tells_why_on_machines_with_accelerators(
     assert told["cut of said"].numbers["link seconds of prefill/decode"] > 0
     assert all(d.why and all(n == n for n in d.numbers.values()) for d in told.values())
     assert [d for d in reasons(found) if d.what == "said"][1].numbers["needed"] > 0
+
+
+def test_of_a_chain_the_proven_best_of_single_devices_is_told() -> None:
+    """B16: two steps of 8 seconds on two devices; the run cannot be better than one of them."""
+    found = planned(chain(Plain(), Plain()), Machine(lanes(2)))
+    (decision,) = [d for d in reasons(found) if d.what == "runs of steps"]
+    assert decision.numbers["latency"] >= decision.numbers["bottleneck"] > 0
+    assert decision.why.startswith("with each step on one device, neighbours together")
