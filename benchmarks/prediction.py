@@ -118,6 +118,7 @@ def foresee(name: str, given: Settings, folder: Path) -> Foresight:
     from pipeline.planning import plan_for, remember
 
     os.environ["RIDGEWAY_CACHE"] = str(folder / "cache")
+    shutil.rmtree(folder / "cache" / "learned", ignore_errors=True)  # of an attempt that others disturbed
     case = _case(name, given)
     first = plan_for(case.graph(folder / "first"), case.rows, case.machine).seconds
     seen = case.graph(_empty(folder / "sample"))

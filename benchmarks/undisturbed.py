@@ -10,7 +10,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-USED, PATIENCE, TRIES = 0.1, 60, 3
+USED, PATIENCE, TRIES = 0.05, 60, 3
 """Share of the cores that others may use, seconds to wait for that, and runs to make until it is so."""
 
 

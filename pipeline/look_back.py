@@ -28,7 +28,7 @@ def look_back(run: Run, planned: Planned | None, out: Path) -> dict[str, Any]:
     """
     if run.timeline is None or run.plan is None:
         return {}
-    predicted = planned.simulated.timeline if planned else None
+    predicted = planned.in_full() if planned else None
     perfetto.write(run.timeline, out / FILE, predicted)
     remember(run)
     found: dict[str, Any] = {
@@ -39,4 +39,7 @@ def look_back(run: Run, planned: Planned | None, out: Path) -> dict[str, Any]:
         },
         "memory_bytes": asdict(usage()),
     }
-    return found | ({"predicted": compare(predicted, run.timeline).as_dict()} if predicted else {})
+    if predicted is not None:
+        return found | {"predicted": compare(predicted, run.timeline).as_dict()}
+    took = {"measured_seconds": run.timeline.seconds, "steps": []}
+    return found | ({"predicted": {"predicted_seconds": planned.seconds, **took}} if planned else {})

@@ -26,6 +26,7 @@ from pipeline.roofline import Flow
 from pipeline.search import Found, halving, shaken
 from pipeline.simulate import Simulated, simulate
 from pipeline.spaces import Choice, Space, fitted, space
+from pipeline.timeline import Timeline
 
 ENUMERATED = 4096
 """Placements of a layout up to which all are looked at."""
@@ -34,6 +35,8 @@ FINALISTS = 16
 LONG = 16
 """Steps beyond which a simulation is slow: of a third as many, and without going on from the best."""
 EFFORTS = (0.1, 0.4, 1.0)
+TOLD = 200_000
+"""Rows times steps up to which a run is simulated in full after it, to be compared step by step."""
 ROW_STEPS = 4000
 """Rows times steps of a full simulation while searching; a larger run is cut down to it."""
 SWEEPS = 3
@@ -47,7 +50,7 @@ class Planned:
 
     `seconds`: predicted; `simulated`: of the rows in full, or of as many as `ROW_STEPS` allow; `others`:
     plans that were simulated, with their seconds, best first; `evaluations`: full simulations' worth of
-    work; `considered`: placements compared in all.
+    work; `considered`: placements compared in all; `share`: of the rows that `simulated` has.
     """
 
     plan: Plan
@@ -58,6 +61,17 @@ class Planned:
     others: tuple[tuple[Plan, float], ...]
     evaluations: float
     considered: int
+    share: float = 1.0
+
+    def in_full(self) -> Timeline | None:
+        """The predicted timeline of all rows; None where these are more than is worth simulating."""
+        if self.share == 1.0:
+            return self.simulated.timeline
+        if self.share < ROW_STEPS / TOLD:
+            return None
+        program = self.estimates.program
+        whole = {n: kind.whole for n, kind in program.sources.items()}
+        return simulate(self.plan, self.estimates, given(self.sources, whole)).timeline
 
 
 class Planner:
@@ -98,7 +112,8 @@ class Planner:
         result = self._simulate(found.best, self._share, stalls=True)
         seconds = self._in_full(found.best, result.timeline.seconds)
         plan, estimates = self.plan(found.best), self.estimates(found.best.layout)
-        return Planned(plan, estimates, self._sources, seconds, result, others, found.evaluations, considered)
+        effort, share = found.evaluations, self._share
+        return Planned(plan, estimates, self._sources, seconds, result, others, effort, considered, share)
 
     def score(self, candidate: Candidate, effort: float) -> float:
         """Predicted makespan, from a simulation of a share of the rows, in which openings weigh too much."""

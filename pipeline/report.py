@@ -182,7 +182,8 @@ def _looked_back(out: Path) -> list[str]:
     lines = [*record.get("advice", []), *([record["memory"]] if record.get("memory") else [])]
     if (found := record.get("predicted")) is not None:
         head = ("step", "rows", "batches", "predicted, s", "measured, s")
-        table(console(), head, [_compared(step) for step in found["steps"]])
+        if found["steps"]:
+            table(console(), head, [_compared(step) for step in found["steps"]])
         took = (found["predicted_seconds"], found["measured_seconds"])
         lines.append(f"predicted {took[0]:.3g} s, measured {took[1]:.3g} s")
     handed = record.get("handed_over", {}).values()

@@ -229,3 +229,14 @@ def test_a_share_of_rows_is_a_whole_number_of_them_and_one_at_least() -> None:
 
 def test_nothing_to_do_takes_no_time() -> None:
     assert planned(Case(chain(Busy()), Machine(lanes(1)), 0)).seconds == 0
+
+
+@pytest.mark.parametrize(("rows", "told"), [(100, True), (20_000, True), (2_000_000, False)])
+def test_the_predicted_timeline_has_all_rows_unless_they_are_very_many(rows: int, told: bool) -> None:
+    program = flatten(chain(Busy(1.0), batch=64))
+    found = Planner(program, Machine(lanes(2)), {"rows": Flow(rows)}).best()
+    timeline = found.in_full()
+    assert (timeline is not None) is told
+    if timeline is not None:
+        assert sum(s.rows for s in timeline.spans) == rows
+        assert timeline.seconds == pytest.approx(found.seconds, rel=0.05)
