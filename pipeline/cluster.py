@@ -20,10 +20,13 @@ from distributed import Scheduler as DaskScheduler
 from pipeline.errors import PlanError
 from pipeline.machine import Device, Machine
 from pipeline.plan import Plan
+from pipeline.serialisers import register
 from pipeline.values import Rows
 from pipeline.worker import Made, Order, States
 
 STATES = "ridgeway-states"
+LIBRARIES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+"""What says how many threads native libraries take, when they are loaded."""
 LOOK = 2.0
 """Seconds between two looks at the workers of a cluster that is not ours."""
 GRACE = 20.0
@@ -38,6 +41,7 @@ class StatesPlugin(WorkerPlugin):  # type: ignore[misc]
 
     def setup(self, worker: Worker) -> None:
         """Called by Dask when the worker starts."""
+        register()
         self.states = States()
 
 
@@ -73,13 +77,16 @@ def _cluster(machine: Machine, apart: bool) -> SpecCluster:
     kind = Nanny if apart else Worker
     options: dict[str, Any] = {"nthreads": 1, "memory_limit": 0, **http}
     options |= {"host": "127.0.0.1", "silence_logs": logging.ERROR} if apart else {}
-    workers = {
-        d.name: {"cls": kind, "options": {**options, "resources": {"threads": d.threads}}}
-        for d in machine.devices
-    }
+    workers = {d.name: {"cls": kind, "options": {**options, **_own(d, apart)}} for d in machine.devices}
     protocol = {"protocol": "tcp://", "host": "127.0.0.1", "port": 0} if apart else {"protocol": "inproc://"}
     scheduler = {"cls": DaskScheduler, "options": {**protocol, **http}}
     return SpecCluster(workers=workers, scheduler=scheduler, silence_logs=logging.ERROR)
+
+
+def _own(device: Device, apart: bool) -> dict[str, Any]:
+    """The threads of a lane; those of its own process also for libraries that it loads later."""
+    found = {"resources": {"threads": device.threads}}
+    return {**found, "env": dict.fromkeys(LIBRARIES, device.threads)} if apart else found
 
 
 def _settings(machine: Machine) -> dict[str, Any]:
@@ -88,13 +95,11 @@ def _settings(machine: Machine) -> dict[str, Any]:
     Dask would set one thread before a worker process starts, and watches memory that values share.
     """
     threads = max(d.threads for d in machine.devices)
-    spawn = "distributed.nanny.pre-spawn-environ"
-    libraries = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
     return {
         "distributed.scheduler.work-stealing": False,
         "distributed.scheduler.active-memory-manager.start": False,
         "distributed.worker.daemon": False,
-        **{f"{spawn}.{name}": threads for name in libraries},
+        **{f"distributed.nanny.pre-spawn-environ.{name}": threads for name in LIBRARIES},
     }
 
 

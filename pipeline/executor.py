@@ -79,7 +79,7 @@ class Run:
             self.plan = self.plan or place(self.program, machine)
             check_lanes(self.plan, addresses)
             client.register_plugin(StatesPlugin())
-            pulse = Pulse(client, addresses) if self._client else None
+            pulse = Pulse(client, addresses) if self._client or apart else None
             yield from _Obey(self, self.plan, client, addresses, pulse).results()
 
     async def __aiter__(self) -> AsyncIterator[Result]:
@@ -169,6 +169,7 @@ class _Obey:
             raise result.fatal
         self._run.spans.append(self._span(task, result))
         self._run.handed[task.step].add(result.times.shared, result.times.copied)
+        self._hands.made(task, result.token)
         if result.meta is not None:
             self._run.tallies[task.step].add(result.meta.ids)
             self._run.lengths[task.step] += sum(result.meta.lengths or ())
@@ -205,14 +206,13 @@ class _Obey:
         lane = self._plan.machine.device(task.device)
         where = Device(lane.name, lane.threads, cores=lane.cores)  # its profile need not travel
         name = f"{task.step}-{self._name}-{task.task}"
-        carry, freed = self._hands.order(task, name)
+        carry, freed = self._hands.order(task)
         order = Order(self._stages[task.step], where, ports, task.owed, carry, freed)
-        values = [self._futures[key] for key in keys]
         # in the order of the Scheduler; elsewhere only when the lane's worker is gone
         addresses = self._pulse.addresses if self._pulse else self._addresses
         how = {"workers": [addresses[task.device]], "allow_other_workers": True, "pure": False}
         how["priority"] = -task.task
-        made = self._client.submit(work, order, *values, key=name, **how)
+        made = self._client.submit(work, order, *(self._futures[k] for k in keys), key=name, **how)
         told = self._client.submit(report, made, key=f"report-{name}", **how)
         self._futures[task.task] = made
         self._told[told.key] = (task, told)

@@ -6,9 +6,11 @@ the worker that made it, and all of it goes with this process, however that ends
 
 from __future__ import annotations
 
+import logging
 import os
+import secrets
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +18,14 @@ from pipeline.buffers import segment
 from pipeline.buffers.handles import Place
 from pipeline.buffers.identity import own
 from pipeline.buffers.leases import DATA
-from pipeline.buffers.sweep import claim, remove
+from pipeline.buffers.sweep import claim, named, remove
 from pipeline.cluster import STATES
 from pipeline.events import Key, Submit
 from pipeline.handover import ARENA, CLIENT, Home, carriers
 from pipeline.plan import Plan
 from pipeline.program import Program
-from pipeline.shelf import Carry, Shelf
+from pipeline.serialisers import register
+from pipeline.shelf import Carry, Shelf, Token
 from pipeline.values import Rows
 from pipeline.worker import Made, rows_of
 
@@ -31,37 +34,50 @@ if TYPE_CHECKING:
 
 SPARE = 2
 """Segments are so many times the window: batches under way come on top of what waits."""
+FOLLOWERS = 4
+"""Segments of a lane: one for its worker and one for each that follows it where it dies, as often as Dask
+tries a task. After that its values travel as bytes."""
 
 
 class Hands:
     """Handing over in one run. Segments cost address space; memory only where values lie."""
 
     def __init__(self, program: Program, plan: Plan, client: Client, addresses: Mapping[str, str]) -> None:
+        register()
         self._shelf = Shelf()
         self._client = client
         self._ways = carriers(program, plan, homes(client, addresses))
         self._depth = {s.name: i for i, s in enumerate(program.steps)}
+        self._threads = {d.name: d.threads for d in plan.machine.devices}
         self._budget = SPARE * plan.window
-        self._segments: dict[str, Place] = {}
+        self._run = secrets.token_hex(8)
+        self._segments: dict[str, tuple[Place, ...]] = {}
+        self._descriptors: list[int] = []
+        self._spill = named()
         self._folders: list[Path] = []
-        self._made: dict[Key, tuple[str, str]] = {}
-        self._freed: dict[str, list[str]] = defaultdict(list)
+        self._made: dict[Key, tuple[str, Token]] = {}
+        self._freed: dict[str, list[Token]] = defaultdict(list)
 
-    def order(self, task: Submit, name: str) -> tuple[Carry, tuple[str, ...]]:
+    def order(self, task: Submit) -> tuple[Carry, tuple[Token, ...]]:
         """How the value of a task is handed over, and which values of its lane may go."""
         way = self._ways[task.step]
         freed = tuple(self._freed.pop(task.device, ()))
         if way != ARENA:
             return Carry(way), freed
-        self._made[task.task] = (task.device, name)
         due = len(self._depth) - self._depth[task.step]
-        return Carry(way, name, self._segment(task.device), self._budget, due), freed
+        segments, threads = self._segments_of(task.device), self._threads[task.device]
+        return Carry(way, self._run, segments, self._budget, self._spill, due, threads), freed
+
+    def made(self, task: Submit, token: Token | None) -> None:
+        """A value has been made, and is called so where it lies."""
+        if token is not None:
+            self._made[task.task] = (task.device, token)
 
     def free(self, key: Key) -> None:
         """A value is needed no more; its lane is told with its next order."""
         if key in self._made:
-            lane, name = self._made.pop(key)
-            self._freed[lane].append(name)
+            lane, token = self._made.pop(key)
+            self._freed[lane].append(token)
 
     def take(self, value: Made | Rows) -> Rows:
         """The rows of a value that has come to the client."""
@@ -70,29 +86,42 @@ class Hands:
     def close(self) -> None:
         """Give all memory back, here and in the workers."""
         self._shelf.close()
-        if self._segments:
-            self._client.run(give_back)
-        for place in self._segments.values():
-            if place.kind == "memory":
-                os.close(int(place.path.rpartition("/")[2]))
+        places = {place for segments in self._segments.values() for place in segments}
+        if places:
+            self._client.run(give_back, self._run, places, on_error="ignore")  # who just died has nothing
+        for descriptor in self._descriptors:
+            os.close(descriptor)
+        self._descriptors.clear()
         self._segments.clear()
-        for folder in self._folders:
+        for folder in (*self._folders, self._spill):
             remove(folder)
 
-    def _segment(self, lane: str) -> Place:
+    def _segments_of(self, lane: str) -> tuple[Place, ...]:
         if lane not in self._segments:
-            _, self._segments[lane] = segment.create(DATA + self._budget, self._folder)
+            self._segments[lane] = tuple(self._made_anew())
         return self._segments[lane]
 
+    def _made_anew(self) -> Iterator[Place]:
+        """Segments of a lane; where they are files, which take their room at once, a single one, or none."""
+        for _ in range(FOLLOWERS):
+            try:
+                descriptor, place = segment.create(DATA + self._budget, self._folder)
+            except OSError as error:
+                logging.getLogger("ridgeway").warning("no room for shared memory: %s", error)
+                return
+            self._descriptors.append(descriptor)
+            yield place
+            if place.kind != "memory":
+                return
+
     def _folder(self) -> Path:
-        if not self._folders:
-            self._folders.append(claim(None))
+        self._folders.append(claim(None))
         return self._folders[-1]
 
 
-def give_back(dask_worker: Any) -> None:
+def give_back(run: str, places: set[Place], dask_worker: Any) -> None:
     """On a worker: forget the values of the run that ends."""
-    dask_worker.plugins[STATES].states.shelf.close()
+    dask_worker.plugins[STATES].states.shelf.close(run, places)
 
 
 def homes(client: Client, addresses: Mapping[str, str]) -> dict[str, Home]:

@@ -17,7 +17,7 @@ from pipeline.apply import Fault, apply, assemble, fault
 from pipeline.errors import RidgewayError, RowId
 from pipeline.events import Meta, describe
 from pipeline.machine import Device
-from pipeline.shelf import BY_REFERENCE, Carry, Counts, Shelf
+from pipeline.shelf import BY_REFERENCE, Carry, Counts, Shelf, Token, token
 from pipeline.stage import Ports, open_stage, ports, state_key
 from pipeline.values import Rows
 
@@ -36,7 +36,7 @@ class Order:
     ports: tuple[tuple[str, tuple[tuple[int, tuple[int, ...]], ...]], ...]
     owed: tuple[RowId, ...]
     carry: Carry = BY_REFERENCE
-    freed: tuple[str, ...] = ()
+    freed: tuple[Token, ...] = ()
     kinds: Ports = field(init=False)
 
     def __post_init__(self) -> None:
@@ -47,7 +47,8 @@ class Order:
 class Made:
     """What a task made: rows, or a fault of the batch, or an error that ends the run.
 
-    `given`: what travels to other processes in place of the rows; None: the rows themselves.
+    `given`: what travels to other processes in place of the rows; None: the rows themselves. `meta`: what the
+    Scheduler needs to know of them.
     """
 
     rows: Rows | None
@@ -55,10 +56,11 @@ class Made:
     fatal: RidgewayError | None
     times: Times
     given: Any = None
+    meta: Meta | None = None
 
     def __reduce__(self) -> Any:
         rows = self.rows if self.given is None else None
-        return Made, (rows, self.fault, self.fatal, self.times, self.given)
+        return Made, (rows, self.fault, self.fatal, self.times, self.given, self.meta)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +79,13 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A `Made` without its payload, for the client."""
+    """A `Made` without its payload, for the client. `token`: what it is called when it is freed."""
 
     meta: Meta | None
     fault: Fault | None
     fatal: RidgewayError | None
     times: Times
+    token: Token | None = None
 
 
 class States:
@@ -112,7 +115,7 @@ class States:
                 return Made(None, None, error, clock.times())
             except Exception as error:
                 return Made(None, fault(error), None, clock.times())
-            return Made(rows, None, None, clock.times(), given)
+            return Made(rows, None, None, clock.times(), given, describe(made))
 
     def _attempt(self, order: Order, values: Sequence[Made | Rows], clock: _Clock) -> Rows:
         whole = [rows_of(value, self.shelf) for value in values]
@@ -155,8 +158,7 @@ def pin(cores: tuple[int, ...]) -> None:
 
 def report(made: Made) -> Report:
     """What the client needs to know of a value that stays on the worker."""
-    meta = describe(made.rows) if made.rows is not None else None
-    return Report(meta, made.fault, made.fatal, made.times)
+    return Report(made.meta, made.fault, made.fatal, made.times, token(made.given))
 
 
 def rows_of(value: Made | Rows, shelf: Shelf) -> Rows:

@@ -44,10 +44,10 @@ ORDER = [
     "cuts", "policy", "policies", "plan", "handover", "buffers", "events", "wiring", "quiet", "holds",
     "graves", "groups", "tracking", "board", "scheduler", "watch", "learned", "flows", "estimate", "invent",
     "simulate", "spaces", "bounds", "pipelined", "search", "candidates", "planner", "reasons", "what_if",
-    "shelf", "worker", "cluster", "hands", "executor", "handoff", "planning", "dumping", "config",
-    "question_files", "questions", "records", "evaluate", "draw", "layout", "canvas", "svg", "catalogue",
-    "schema", "doctor", "stored", "look_back", "run_folder", "job", "report", "plan_report", "foresee",
-    "knot", "shell", "options", "commands", "cli",
+    "shelf", "worker", "serialisers", "cluster", "hands", "executor", "handoff", "planning", "dumping",
+    "config", "question_files", "questions", "records", "evaluate", "draw", "layout", "canvas", "svg",
+    "catalogue", "schema", "doctor", "stored", "look_back", "run_folder", "job", "report", "plan_report",
+    "foresee", "knot", "shell", "options", "commands", "cli",
 ]  # fmt: skip
 """The modules of `pipeline`: each imports only what stands before it."""
 
@@ -163,7 +163,7 @@ def test_every_stage_that_is_defined_is_in_the_table() -> None:
 
 
 MAIN_PATH = (
-    "cli", "knot", "shell", "job", "planning", "run_folder", "executor", "cluster", "worker", "apply",
+    "cli", "knot", "shell", "job", "planning", "run_folder", "executor", "cluster", "worker", "serialisers", "apply",
     "scheduler", "board",
 )  # fmt: skip
 """From the command line to a stage, with who decides; how the Scheduler counts rows is read apart."""

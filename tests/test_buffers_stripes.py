@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.buffers import stripes as module
-from pipeline.buffers.stripes import THRESHOLD, best_lanes, copy, stripes
+from pipeline.buffers.stripes import THRESHOLD, copy, stripes
 
 
 @pytest.fixture
@@ -31,8 +31,8 @@ def test_stripes_hold_each_byte_once_and_begin_on_pages(nbytes: int, lanes: int)
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("nbytes", [0, 1, 8191, 8192, 8193, 100_001])
-@pytest.mark.parametrize("lanes", [None, 1, 2, 3, 50])
-def test_copies_are_exact(nbytes: int, lanes: int | None) -> None:
+@pytest.mark.parametrize("lanes", [1, 2, 3, 50])
+def test_copies_are_exact(nbytes: int, lanes: int) -> None:
     source = np.random.default_rng(nbytes).integers(0, 256, nbytes, np.uint8)
     into = bytearray(nbytes + 2)
     copy(memoryview(into)[1:-1], source, lanes)
@@ -81,9 +81,9 @@ def test_a_lane_that_fails_is_an_error_of_the_copy(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize(("nbytes", "lanes"), [(8191, 2), (20_000, 1), (20_000, None)])
-def test_a_copy_that_is_small_or_not_measured_has_one_lane(
-    monkeypatch: pytest.MonkeyPatch, nbytes: int, lanes: int | None
+@pytest.mark.parametrize(("nbytes", "lanes"), [(8191, 2), (20_000, 1)])
+def test_a_copy_that_is_small_or_has_one_thread_has_one_lane(
+    monkeypatch: pytest.MonkeyPatch, nbytes: int, lanes: int
 ) -> None:
     seen = copying(monkeypatch, threading.Barrier(1))
     copy(np.zeros(nbytes, np.uint8), np.ones(nbytes, np.uint8), lanes)
@@ -107,10 +107,3 @@ def test_what_cannot_be_copied_is_refused() -> None:
         copy(np.zeros((4, 4), np.uint8)[:, :2], bytes(8))
     with pytest.raises(ValueError, match="one lane or more, found 0"):
         stripes(10, 0)
-
-
-def test_the_fastest_lanes_are_best_and_the_fewest_of_equals() -> None:
-    assert best_lanes({1: 2.0, 2: 1.2, 4: 1.3}) == 2
-    assert best_lanes({4: 1.0, 2: 1.0, 1: 1.5}) == 2
-    with pytest.raises(ValueError, match="no lanes were measured"):
-        best_lanes({})

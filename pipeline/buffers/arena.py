@@ -18,9 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
-from pipeline.buffers import segment
+from pipeline.buffers import segment, stripes
 from pipeline.buffers.frames import places
 from pipeline.buffers.handles import Place, StaleHandleError
 from pipeline.buffers.identity import is_alive
@@ -46,10 +44,11 @@ class Block:
 class Arena:
     """Blocks of one process, at most `budget` bytes of them in memory; for any number of threads.
 
-    `folder`: where blocks go that are demoted to disk, by default where temporary files go. `sizes`: see
-    `Layout`. `on_full`: called with the bytes that are lacking before `put` gives up; it may demote and
-    release. `alive`: who of the readers still lives. `backing`: a segment of that size that another process
-    has made, and that nobody has used yet (else ValueError): its blocks outlive this process.
+    `folder`: where blocks go that are demoted to disk, by default where temporary files go; with `backing`,
+    the very folder, which its maker removes. `sizes`: see `Layout`. `on_full`: called with the bytes that are
+    lacking before `put` gives up; it may demote and release. `alive`: who of the readers still lives.
+    `backing`: a segment of that size that another process has made, and that nobody has used yet (else
+    ValueError): its blocks outlive this process. `threads`: how many may copy a large value.
     """
 
     def __init__(
@@ -60,11 +59,12 @@ class Arena:
         on_full: Callable[[int], None] | None = None,
         alive: Callable[[str], bool] = is_alive,
         backing: Place | None = None,
+        threads: int = 1,
     ) -> None:
         self.budget = budget
         self.on_full = on_full
         self._layout = Layout(budget, sizes)
-        self._base, self._alive = folder, alive
+        self._base, self._alive, self._lent, self._threads = folder, alive, backing is not None, threads
         self._folders: list[Path] = []
         self._fd, self.place = segment.open_or_create(backing, DATA + budget, self._folder)
         self._end = weakref.finalize(self, segment.give_up, self._fd, self._folders)
@@ -111,8 +111,8 @@ class Arena:
         offset = DATA + block.memory.offset
         for buffer, (start, size) in zip(buffers, spots, strict=True):
             if size:
-                target = np.frombuffer(self._memory, np.uint8, size, offset + start)
-                np.copyto(target, np.frombuffer(buffer, np.uint8))  # lets other threads run meanwhile
+                target = memoryview(self._memory)[offset + start : offset + start + size]
+                stripes.copy(target, buffer, self._threads)
         return block.slot, block.generation, offset
 
     def release(self, slot: int, generation: int) -> None:
@@ -135,7 +135,7 @@ class Arena:
             block.moving = True
             start = DATA + block.memory.offset
             self._header.folder = str(self._folder())
-        file = segment.block_file(self._folders[0], slot, generation)
+        file = segment.block_file(self._header.folder, slot, generation)
         try:  # where it is released meanwhile its bytes may be another's: then nobody reads the file
             segment.write(file, [(0, memoryview(self._memory)[start : start + block.nbytes])])
         except OSError:
@@ -240,7 +240,10 @@ class Arena:
             self._slots.append(block.slot)
 
     def _folder(self) -> Path:
-        """Our folder on disk, made when it is first needed."""
+        """Where blocks go on disk, made when it is first needed."""
+        if self._lent and self._base is not None:
+            self._base.mkdir(0o700, exist_ok=True)
+            return self._base
         if not self._folders:
             self._folders.append(claim(self._base))
         return self._folders[0]

@@ -39,11 +39,11 @@ def pack(value: Any) -> tuple[bytes, list[memoryview]]:
             buffers.append(raw)
         return raw.nbytes <= INLINE
 
-    out = io.BytesIO()
-    pickler = pickle.Pickler(out, protocol=5, buffer_callback=stays)
-    pickler.dispatch_table = _reducers()
-    pickler.dump(value)
-    return out.getvalue(), buffers
+    try:
+        return _dump(pickle.Pickler, value, stays), buffers
+    except (pickle.PicklingError, AttributeError):
+        buffers.clear()
+        return _dump(_by_value(), value, stays), buffers
 
 
 def unpack(head: bytes | memoryview, buffers: Iterable[Any]) -> Any:
@@ -53,11 +53,27 @@ def unpack(head: bytes | memoryview, buffers: Iterable[Any]) -> Any:
 
 def pack_whole(value: Any) -> bytes:
     """The pickle of a value with everything in it, for `unpack` without buffers."""
+    try:
+        return _dump(pickle.Pickler, value)
+    except (pickle.PicklingError, AttributeError):
+        return _dump(_by_value(), value)
+
+
+def _dump(kind: type[pickle.Pickler], value: Any, callback: Any = None) -> bytes:
     out = io.BytesIO()
-    pickler = pickle.Pickler(out, protocol=5)
-    pickler.dispatch_table = _reducers()
+    pickler = kind(out, protocol=5, buffer_callback=callback)
+    own = {} if kind is pickle.Pickler else kind.dispatch_table
+    pickler.dispatch_table = {**own, **_reducers()}
     pickler.dump(value)
     return out.getvalue()
+
+
+def _by_value() -> type[pickle.Pickler]:
+    """For types that other processes cannot import: those of a function or a script."""
+    import cloudpickle
+
+    kind: type[pickle.Pickler] = cloudpickle.CloudPickler
+    return kind
 
 
 def places(sizes: Iterable[int]) -> tuple[tuple[int, int], ...]:

@@ -6,7 +6,7 @@ import fcntl
 import mmap
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from functools import partial
 from threading import Lock
 
@@ -53,12 +53,11 @@ class Reader:
         with self._lock:
             self._forget()
 
-    def close(self) -> None:
-        """Unmap all arenas, but for what is still read of them."""
+    def close(self, places: Container[Place] | None = None) -> None:
+        """Unmap all arenas, or those in `places`, but for what is still read of them."""
         with self._lock:
-            for arena in self._open.values():
-                arena.leave()
-            self._open.clear()
+            for key in [key for key in self._open if places is None or key[0] in places]:
+                self._open.pop(key).leave()
 
     def _attach(self, place: Place, number: int) -> _Attached:
         with self._lock:

@@ -15,6 +15,7 @@ from typing import Any
 
 from pipeline.buffers.handles import OwnerGoneError, Place
 from pipeline.buffers.identity import own
+from pipeline.buffers.leases import locked
 from pipeline.buffers.sweep import remove
 
 _OPEN = """
@@ -27,6 +28,8 @@ sys.exit(mmap.mmap(fd, 4096)[:4] != b"here")
 _POPULATE_WRITE = 23
 """`MADV_POPULATE_WRITE`, Linux 5.14."""
 _STEP = 16 << 20
+_TAKEN = 40
+"""Where a segment says that somebody has it: among its first words, of which `leases` uses others."""
 
 
 def create(nbytes: int, folder: Callable[[], Path]) -> tuple[int, Place]:
@@ -54,7 +57,11 @@ def open_or_create(backing: Place | None, nbytes: int, folder: Callable[[], Path
     if backing is None:
         return create(nbytes, folder)
     fd = attach(backing)
-    if os.fstat(fd).st_size != nbytes or any(os.pread(fd, 64, 0)):
+    with locked(fd):  # two may come at once
+        ours = os.fstat(fd).st_size == nbytes and not any(os.pread(fd, 64, 0))
+        if ours:
+            os.pwrite(fd, b"taken", _TAKEN)
+    if not ours:
         os.close(fd)
         raise ValueError(f"{backing.path} is in use, or not of {nbytes} bytes")
     return fd, backing

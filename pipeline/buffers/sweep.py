@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
+import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -23,7 +24,15 @@ def claim(base: Path | None = None) -> Path:
     base = Path(tempfile.gettempdir()) if base is None else base
     base.mkdir(parents=True, exist_ok=True)
     sweep(base)
-    return Path(tempfile.mkdtemp(prefix=f"{PREFIX}{_host()}-{own()}-", dir=base))
+    folder = named(base)
+    folder.mkdir(0o700)
+    return folder
+
+
+def named(base: Path | None = None) -> Path:
+    """A folder of this process that is not there yet: who needs it makes it, and we `remove` it."""
+    base = Path(tempfile.gettempdir()) if base is None else base
+    return base / f"{PREFIX}{_host()}-{own()}-{secrets.token_hex(4)}"
 
 
 def remove(folder: Path) -> None:
