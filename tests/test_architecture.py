@@ -163,7 +163,7 @@ def test_every_stage_that_is_defined_is_in_the_table() -> None:
 
 
 MAIN_PATH = (
-    "cli", "knot", "shell", "job", "planning", "run_folder", "executor", "cluster", "worker", "serialisers", "apply",
+    "cli", "knot", "shell", "job", "planning", "run_folder", "executor", "cluster", "worker", "apply",
     "scheduler", "board",
 )  # fmt: skip
 """From the command line to a stage, with who decides; how the Scheduler counts rows is read apart."""
