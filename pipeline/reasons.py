@@ -33,6 +33,8 @@ from pipeline.stage import accelerated
 
 SHOWN = 3
 """Steps that are named where a plan that was rejected differs."""
+TOLD = 5
+"""Plans that were rejected that are told of, the best first."""
 
 
 def reasons(planned: Planned) -> tuple[Decision, ...]:
@@ -64,8 +66,11 @@ def _layout(planned: Planned) -> Iterator[Decision]:
     chosen, took = _lanes(planned.plan), planned.others[0][1]
     why = f"{chosen} takes {duration(planned.seconds)} by prediction, the next best {duration(took)}"
     numbers = {"seconds": planned.seconds, "next best": took, "compared": float(planned.considered)}
-    lost = tuple((_apart(planned.plan, o), f"{duration(s)} predicted") for o, s in planned.others)
-    yield Decision("placement", chosen, f"{why}; {planned.considered} were compared", numbers, lost)
+    lost: dict[str, str] = {}
+    for other, its in planned.others:  # the best of those that are told alike
+        lost.setdefault(_apart(planned.plan, other), f"{duration(its)} predicted")
+    told = tuple(lost.items())[:TOLD]
+    yield Decision("placement", chosen, f"{why}; {planned.considered} were compared", numbers, told)
 
 
 def _lanes(plan: Plan) -> str:
