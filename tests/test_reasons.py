@@ -18,7 +18,7 @@ from pipeline.knot import loaded
 from pipeline.machine import Device, Link, Machine
 from pipeline.planner import Planned, Planner
 from pipeline.program import flatten
-from pipeline.reasons import reasons, short
+from pipeline.reasons import TOLD, reasons, short
 from pipeline.roofline import Cost, Flow, Work
 from tests.costed import Busy, Plain, chain, lanes, linked, profile, random_case
 from tests.toys import Numbers
@@ -71,11 +71,12 @@ def test_the_placement_is_told_with_the_next_best() -> None:
 
 def test_a_rejected_plan_on_the_same_lanes_is_told_by_the_steps_that_it_has_elsewhere() -> None:
     found = planned(chain(Busy(3.0), Plain(1.0), Busy(2.0), batch=4), GPU)
-    alike = [(plan, s) for plan, s in found.others]
-    for (plan, _), (told, _) in zip(alike, about(found, "placement")[0].rejected, strict=True):
-        moved = [s for s, p in plan.placements.items() if p.devices != found.plan.placements[s].devices]
-        assert any(f"{step} on " in told for step in moved) or "cpu" in told or "cuda" in told
-        assert told != about(found, "placement")[0].chosen
+    (decision,) = about(found, "placement")
+    told = dict(decision.rejected)
+    assert decision.chosen not in told
+    assert 1 < len(told) <= TOLD
+    assert any("s0 on " in other or "s2 on " in other for other in told)
+    assert len(decision.rejected) == len(told), "each once"
 
 
 def test_what_could_run_on_either_is_told_with_both_times() -> None:
