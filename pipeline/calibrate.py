@@ -20,16 +20,11 @@ from pipeline.errors import RidgewayError
 from pipeline.fingerprint import capabilities, facts, fingerprint
 from pipeline.kernels import Effort
 from pipeline.machine import HOST, NOMINAL, Device, Link, Machine, Profile
-from pipeline.machine_file import dump, load
+from pipeline.machine_file import HANDOFF, dump, load
 from pipeline.models import cache_dir
+from pipeline.profiles import saturation
 
-__all__ = ["TASK_SECONDS", "cache_path", "calibrate", "counts", "knee", "known", "measured"]
-
-TASK_SECONDS = 6e-3
-"""What an empty batch takes on Dask in one process (2-core VM, 2026-11); whoever has measured it says so."""
-
-SATURATED = 0.9
-"""Share of the best bandwidth at which more threads bring nothing worth having (A6)."""
+__all__ = ["cache_path", "calibrate", "counts", "known", "measured"]
 
 _HOW = {
     "bandwidth": "sum over a buffer",
@@ -63,7 +58,7 @@ def measured(
     cache: Path | None = None,
     log: logging.Logger = _LOG,
     effort: Effort | None = None,
-    task_seconds: float = TASK_SECONDS,
+    task_seconds: float = HANDOFF,
     again: bool = False,
 ) -> Machine:
     """`machine` as it was measured: from the cache, else (or where `again`) now, in about 12 s, and kept."""
@@ -109,7 +104,7 @@ def cache_path(machine: Machine, cache: Path | None = None) -> Path:
 def calibrate(
     machine: Machine,
     effort: Effort | None = None,
-    task_seconds: float = TASK_SECONDS,
+    task_seconds: float = HANDOFF,
     bench: Bench | None = None,
     folder: Path | None = None,
 ) -> Machine:
@@ -143,11 +138,6 @@ def counts(most: int) -> tuple[int, ...]:
     return tuple(sorted({*powers, most}))
 
 
-def knee(rates: Mapping[int, float]) -> int:
-    """The least number of threads that reaches 90 % of the best rate (A6: where bandwidth saturates)."""
-    return min(n for n, rate in rates.items() if rate >= SATURATED * max(rates.values()))
-
-
 def _common(host: CpuBench) -> dict[str, float]:
     """What is the same for all devices: each is driven by a Python process of this host."""
     found = {"scalar": host.turns(), "overhead": host.handoff()}
@@ -173,7 +163,7 @@ def _curve(
     found = {}
     for n in at:
         numbers = {**rest, "bandwidth": reads[n], "copy": copies[n]}
-        note = f"{n} of {most} threads, {told}, {host.note}; reading saturates at {knee(reads)}"
+        note = f"{n} of {most} threads, {told}, {host.note}; reading saturates at {saturation(reads)}"
         found[n] = _profile(_kept(machine, n / most), peaks[n], numbers, note)
     return found
 

@@ -14,6 +14,7 @@ from itertools import pairwise
 
 from pipeline.errors import PlanError
 from pipeline.machine import Link
+from pipeline.profiles import SATURATED, saturation
 
 MOST_ROWS = 1 << 20
 """No batch is larger; two devices that do not change places up to here never do."""
@@ -217,13 +218,14 @@ def equal_split(step: str, a: Curve, b: Curve, rows: int) -> Decision:
     return Decision(step, chosen, why, numbers, tuple(lost))
 
 
-def knee(device: str, bandwidths: Mapping[int, float], share: float = 0.9) -> Decision:
+def knee(device: str, bandwidths: Mapping[int, float], share: float = SATURATED) -> Decision:
     """The fewest threads that reach `share` of the best bandwidth (A6); `bandwidths`: threads to bytes/s.
 
     When not to: for stages bound by arithmetic, which go on gaining with every core.
     """
     best = max(bandwidths.values())
-    threads = min(n for n, speed in bandwidths.items() if speed >= share * best)
-    why = f"{device} uses {threads} for streams: they reach {size(bandwidths[threads])}/s of {size(best)}/s"
+    threads = saturation(bandwidths, share)
+    reach = f"reach {size(bandwidths[threads])}/s of {size(best)}/s"
+    why = f"streams on {device} gain from no more than {threads} threads, which {reach}"
     numbers = {"threads": threads, "bytes/s": bandwidths[threads], "best bytes/s": best}
     return Decision(f"threads of {device}", str(threads), why, numbers)

@@ -31,7 +31,7 @@ from pipeline.profile_file import DEVICES, KEYS, count, entry, listed, mapping, 
 from pipeline.profile_file import tells as says_where
 from pipeline.profiles import provenance, scaled
 
-__all__ = ["COLUMNS", "card", "describe", "dump", "dumps", "load", "loads", "shipped"]
+__all__ = ["COLUMNS", "HANDOFF", "card", "describe", "dump", "dumps", "load", "loads", "shipped"]
 
 FOLDER = DEVICES.parent
 _DEVICE = ("name", "count", "lanes", "cores", "share")

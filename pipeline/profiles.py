@@ -14,13 +14,20 @@ from types import MappingProxyType
 from pipeline.errors import PlanError
 from pipeline.lookup import near_miss
 
-__all__ = ["BYTES", "NOMINAL", "PROVENANCE", "Profile", "between", "provenance", "scaled", "source"]
+__all__ = [
+    "BYTES", "NOMINAL", "PROVENANCE", "SATURATED", "Profile", "between", "provenance", "saturation", "scaled",
+    "source",
+]  # fmt: skip
 
 PROVENANCE = ("measured", "data sheet", "scaled", "assumed")
 """How a source begins, the surest first."""
 
 BYTES = MappingProxyType({"float32": 4, "bfloat16": 2, "float16": 2, "float8": 1, "int8": 1})
 """Bytes of an element of each dtype that has a peak."""
+
+
+SATURATED = 0.9
+"""Share of the best bandwidth at which more threads bring nothing worth having."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +115,11 @@ def between(low: Profile, high: Profile, share: float, why: str) -> Profile:
     keys = [k for k in (*low.peaks, *_GROWS) if k not in BYTES or k in high.peaks]
     numbers = {k: _number(low, k) + share * (_number(high, k) - _number(low, k)) for k in keys}
     return _revised(low, numbers, dict.fromkeys(keys, f"scaled: {why}"))
+
+
+def saturation(rates: Mapping[int, float], share: float = SATURATED) -> int:
+    """The fewest threads that reach `share` of the best rate (A6); `rates`: threads to bytes/s."""
+    return min(n for n, rate in rates.items() if rate >= share * max(rates.values()))
 
 
 def provenance(profile: Profile) -> str:

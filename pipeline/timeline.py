@@ -68,10 +68,6 @@ class Timeline:
         """Seconds in which a lane worked."""
         return sum(s.end - s.start for s in self.spans if s.device == device)
 
-    def utilisation(self, device: str) -> float:
-        """Share of the run in which a lane worked."""
-        return self.busy(device) / self.seconds if self.seconds else 0.0
-
 
 @dataclass(frozen=True, slots=True)
 class Total:

@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline import calibrate as module
-from pipeline.calibrate import cache_path, calibrate, counts, fitted, knee, known, measured
+from pipeline.calibrate import cache_path, calibrate, counts, fitted, known, measured
 from pipeline.kernels import Effort
 from pipeline.machine import HOST, NOMINAL, Device, Link, Machine, detect, layouts
 from pipeline.machine_file import dumps, loads
-from pipeline.profiles import provenance, source
+from pipeline.profiles import provenance, saturation, source
 
 torch = pytest.importorskip("torch")
 
@@ -204,7 +204,7 @@ def test_threads_are_doubled_up_to_all_of_them(most: int) -> None:
     [({1: 10}, 1), ({1: 10, 2: 19, 4: 20, 8: 21}, 2), ({1: 9, 2: 10}, 1), ({1: 5, 2: 10}, 2)],
 )
 def test_the_knee_is_where_more_threads_bring_little(rates: dict[int, float], threads: int) -> None:
-    assert knee(rates) == threads
+    assert saturation(rates) == threads
 
 
 # the cache
