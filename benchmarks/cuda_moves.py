@@ -9,7 +9,8 @@ import mmap
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from threading import Thread
@@ -21,8 +22,8 @@ from pipeline.buffers.cuda import CudaTransport, PeerTransport
 from pipeline.buffers.cuda_ipc import CudaIpcTransport
 from pipeline.buffers.device import pending, refusal, view
 from pipeline.buffers.pinned import Pinned
-from pipeline.buffers.ring import overlapped
 from pipeline.buffers.staging import Staging
+from pipeline.buffers.stations import Stations
 
 REPEAT, ITEMS, VALUE = 5, 12, 3.0
 """Runs of which the best counts; values that go up, through a run and down; what the values hold."""
@@ -211,10 +212,31 @@ def in_turn(nbytes: int) -> Measured:
     return 2 * ITEMS * nbytes, best(lambda: [last(run(first(source))) for _ in range(ITEMS)])
 
 
+def overlapped(
+    items: Sequence[Any],
+    upload: Callable[[Any], Any],
+    run: Callable[[Any], Any],
+    download: Callable[[Any], Any],
+) -> list[Any]:
+    """Each item through three stations, as on a lane of a run, by three threads with streams of their own."""
+    line = Stations(3)
+
+    def through(item: Any) -> Any:
+        with line.through() as onward:
+            given = upload(item)
+            onward()
+            made = run(given)
+            onward()
+            return download(made)
+
+    with ThreadPoolExecutor(3) as pool:
+        return list(pool.map(through, items))
+
+
 def at_once(nbytes: int) -> Measured:
     source = array(nbytes)
     first, run, last = steps(Staging(Pinned(16 * nbytes)))
-    seconds = best(lambda: list(overlapped([source] * ITEMS, first, run, last, depth=2)))
+    seconds = best(lambda: overlapped([source] * ITEMS, first, run, last))
     serial = in_turn(nbytes)[1]
     if seconds >= serial:
         raise ValueError(f"{seconds * 1e3:.0f} ms, though one after the other took {serial * 1e3:.0f}")

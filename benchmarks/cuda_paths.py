@@ -2,7 +2,8 @@
 
     python -m benchmarks.cuda_paths [--mib 256]
 
-Each path moves float32 values of `--mib` MiB and checks them. Times are wall clock, the best of five, until
+Each path moves float32 values of `--mib` MiB and checks them; each edge is that of a pipeline that is run, by
+one of the ways of a plan (see `benchmarks.cuda_edges`). Times are wall clock, the best of five, until
 the device has done its work; a hand-over without a copy is told in GB/s as if it had copied, to compare.
 Exits 0 only where all is ok; a path that needs a second device is left out with one. Without CUDA it says so
 and exits 0. Never run on a GPU so far.
@@ -18,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from benchmarks import cuda_moves as moves
+from benchmarks.cuda_edges import EDGES
 from benchmarks.cuda_moves import Absent, Measured
 
 
@@ -68,6 +70,7 @@ PATHS: dict[str, Callable[[int], Measured]] = {
     "download, pinned": moves.down(4),
     "upload, run, download in turn": moves.in_turn,
     "upload, run, download overlapped": moves.at_once,
+    **EDGES,
     "calibration": calibration,
     "tests marked gpu": marked_tests,
 }

@@ -14,6 +14,7 @@ from typing import Any
 from pipeline.errors import BadRowsError, RowError, RowId
 from pipeline.rows import row_order
 from pipeline.stage import Ports, check_outputs, gathers
+from pipeline.twins import apart
 from pipeline.values import Rows
 
 
@@ -44,13 +45,17 @@ def assemble(stage: Any, kinds: Ports, parts: Mapping[str, Sequence[Rows]]) -> d
 def apply(stage: Any, kinds: Ports, state: Any, batch: Mapping[str, Rows], owed: tuple[RowId, ...]) -> Rows:
     """Run the stage on a batch and check that it gives the rows it owes. Raises what the stage raises.
 
-    `owed`: the ids of the rows it was given, or the id of the group that it gathers.
+    `owed`: the ids of the rows it was given, or the id of the group that it gathers. Where steps share the
+    batch, an id may come twice: the stage then sees them told apart.
     """
+    ids = apart(owed)
+    if ids is not owed:
+        batch = {port: replace(rows, ids=ids) for port, rows in batch.items()}
     made: Rows = stage.run(state, **batch)
     if not isinstance(made, kinds.output):
         raise TypeError(f"{type(stage).__name__} owes {kinds.output.__name__}, gave {type(made).__name__}")
-    check_outputs(stage, owed, made)
-    return made if gathers(stage) is None else replace(made, ids=owed)
+    check_outputs(stage, ids, made)
+    return made if gathers(stage) is None and ids is owed else replace(made, ids=owed)
 
 
 def fault(error: BaseException) -> Fault:

@@ -4,30 +4,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
 
-from pipeline.holds import Item, Weights
+from pipeline.holds import Weights
 from pipeline.machine import Machine
-from pipeline.program import Program, Step
-from pipeline.quiet import Place
+from pipeline.program import Program
+from pipeline.tasks import Batch, Task
 from pipeline.tracking import Tracker
 
 QUEUED = 2
 """Tasks in flight on a lane: one that runs and one behind it, which hides the way to the scheduler."""
-
-Batch = dict[Place, dict[str, tuple[Item, ...]]]
-"""Instances of a step: place to port to the rows it reads."""
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """A batch under way. `read`: bytes of the rows that are its own; `promised`: bytes it may become."""
-
-    step: Step
-    device: str
-    rows: Batch
-    read: int = 0
-    promised: int = 0
 
 
 class Board:
@@ -59,9 +44,10 @@ class Board:
 
     # what policies may ask
 
-    def waiting(self, step: str) -> int:
-        """Rows of a step that can run now."""
-        return len(self._ready[step])
+    def waiting(self, step: str, *others: str) -> int:
+        """Rows of a step, and of others, that can run now."""
+        rows = len(self._ready[step])
+        return rows + sum(map(self.waiting, others)) if others else rows
 
     def coming(self, step: str) -> bool:
         """Whether anything moves that could bring it more rows."""
@@ -116,28 +102,30 @@ class Board:
     def begin(self, number: int, task: Task) -> None:
         """A task is handed to its lane."""
         self.tasks[number] = task
-        self.promised += task.promised
         self._busy[task.device] += 1
         if self._busy[task.device] >= QUEUED:
             self._room.discard(task.device)
-        self._flying[task.step.name] += 1
-        self._opened.add((task.step.name, task.device))
+        for part in task.by_step:
+            self.promised += part.promised
+            self._flying[part.step.name] += 1
+            self._opened.add((part.step.name, task.device))
 
     def retire(self, number: int) -> Task:
         """A task is over."""
         task = self.tasks.pop(number)
-        self.promised -= task.promised
         self._busy[task.device] -= 1
         self._room.add(task.device)
-        self._flying[task.step.name] -= 1
+        for part in task.by_step:
+            self.promised -= part.promised
+            self._flying[part.step.name] -= 1
         return task
 
     def lose(self, lane: str) -> None:
         """A lane is gone: what it had under way must run again elsewhere."""
         self.lost.add(lane)
         for number in [n for n, task in self.tasks.items() if task.device == lane]:
-            task = self.retire(number)
-            self.again[task.step.name].append(task.rows)
+            for part in self.retire(number).by_step:
+                self.again[part.step.name].append(part.rows)
         self._room.discard(lane)
 
     def left(self, lanes: Iterable[str]) -> list[str]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from pipeline.estimate import Estimates
 from pipeline.machine import Device
-from pipeline.program import Program, Step
+from pipeline.program import Step
 from pipeline.spaces import Choice, batch
 from pipeline.stage import gathers
 
@@ -43,15 +43,18 @@ class Bounds:
         self.estimates = estimates
         self._program = estimates.program
         self._pieces: dict[tuple[str, Choice], Piece] = {}
-        self._producers = _producers(self._program)
+        self._producers = estimates.makers
         self._edges = {s.name: self._moved(s) for s in self._program.steps}
         self._opened: dict[tuple[str, Choice], list[tuple[str, float]]] = {}
         self._links: dict[tuple[str, ...], float] = {}
         self._states = estimates.states
+        self._crowds = estimates.machine.crowds
 
     def bound(self, chosen: Mapping[str, Choice], limit: float = math.inf) -> float:
         """About the seconds of a run; where that is `limit` or more, any number from it on."""
-        load = max(self.loads(chosen).values(), default=0.0)
+        loads = self.loads(chosen)
+        crowds = (sum(loads.get(d, 0.0) for d in crowd) for crowd in self._crowds)
+        load = max((*loads.values(), *crowds), default=0.0)
         return load if load >= limit else max(load, self._path(chosen))
 
     def loads(self, chosen: Mapping[str, Choice]) -> dict[str, float]:
@@ -185,17 +188,3 @@ def _shares(count: int, each: Mapping[str, float]) -> dict[str, float]:
         heapq.heapreplace(free, (ends + each[d], i, d))
         shares[d] += 1
     return shares
-
-
-def _producers(program: Program) -> dict[str, Sequence[str]]:
-    """The steps behind each producer; none behind a source, the last of a loop behind what it gives."""
-    steps = {s.name for s in program.steps}
-    outputs = {o: p for n in program.nodes if not isinstance(n, Step) for o, p in n.outputs.items()}
-    found: dict[str, Sequence[str]] = defaultdict(tuple)
-    for n in program.nodes:
-        for e in n.edges:
-            producer = e.producer
-            while producer in outputs:
-                producer = outputs[producer]
-            found[e.producer] = (producer,) if producer in steps else ()
-    return found

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import combinations, pairwise
 
 from pipeline.estimate import Estimates
 from pipeline.plan import Placement
-from pipeline.policy import Job
+from pipeline.policy import Job, Lane
+from pipeline.program import Step
 from pipeline.roofline import Flow
 from pipeline.spaces import Choice
-from pipeline.stage import gathers
+from pipeline.stage import gathers, pads
+from pipeline.wiring import owned
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +41,43 @@ def shrunk(flow: Flow, share: float) -> Flow:
     return replace(flow, rows=max(min(flow.rows, 1.0), round(flow.rows * share)))
 
 
-def job(name: str, placement: Placement, estimates: Estimates) -> Job:
-    """What policies know of a step: its cost on every lane that could run it."""
-    step = estimates.steps[name]
+def job(name: str, placed: Mapping[str, Placement], estimates: Estimates) -> Job:
+    """What policies know of a step: its cost on every lane that could run it, and the way there."""
+    step, placement = estimates.steps[name], placed[name]
     batch = placement.batch
     if gathers(step.stage) is None:
         batch = min(batch, max(1, round(estimates.flows.rows(step))))
     able = [d for d in estimates.machine.devices if estimates.can_run(name, d)]
-    lanes = {d.name: estimates.lane(name, d, batch) for d in able}
-    return Job(name, placement.batch, placement.devices, lanes, loops=len(step.scope))
+    homes = {n: p.devices for n, p in placed.items()}
+    links = {d.name: estimates.link(name, d, batch, homes) for d in able}
+    lanes = {d.name: _bent(name, estimates.lane(name, d, batch), batch, estimates) for d in able}
+    lanes = {n: replace(lane, link=links[n]) for n, lane in lanes.items()}
+    transfer = _transfer(step, placement, estimates)
+    return Job(name, placement.batch, placement.devices, lanes, transfer, len(step.scope))
+
+
+def _bent(name: str, lane: Lane, batch: int, estimates: Estimates) -> Lane:
+    """The lane with its `bend`: a full batch of rows twice as long takes more than twice as long by it.
+
+    With beta L + gamma L^2 = r for a row of mean length L and 2 beta L + 4 gamma L^2 = s for one of 2 L (all
+    but `fixed`), gamma L^2 is s / 2 - r. Ours.
+    """
+    step = estimates.steps[name]
+    mean = estimates.flows.length(step) if pads(step.stage) else 0.0
+    if not mean or not lane.per_row:
+        return lane
+    whole = (estimates.seconds(name, lane.device, batch, mean * k) - lane.fixed for k in (1, 2))
+    once, twice = (max(0.0, seconds) for seconds in whole)
+    return replace(lane, bend=min(1.0, max(0.0, twice / 2 / once - 1)) if once else 0.0)
+
+
+def _transfer(step: Step, placement: Placement, estimates: Estimates) -> float:
+    """Seconds to move a row of a full batch between two planned lanes, over the slowest link. Ours."""
+    machine = estimates.machine
+    pools = list({d.pool: d for d in map(machine.device, placement.devices)}.values())
+    if len(pools) < 2:
+        return 0.0
+    work, gathered = estimates.flows.work(step, placement.batch), gathers(step.stage) is not None
+    own = (work.port(e.port) for e in step.edges if gathered or owned(step, e))
+    nbytes = sum(flow.rows * flow.nbytes for flow in own)
+    return max(machine.seconds(a, b, nbytes) for a, b in pairwise(pools)) / placement.batch

@@ -22,7 +22,9 @@ from pipeline.options import (
     File,
     Index,
     Json,
+    Lossy,
     Out,
+    OwnLanes,
     PolicyNames,
     Quiet,
     Reindex,
@@ -54,6 +56,8 @@ def run(
     policy: PolicyNames = [],  # noqa: B006
     deadline: Deadline = None,
     apart: Apart = False,
+    lossy: Lossy = False,
+    machine: OwnLanes = "",
     settings: Set = [],  # noqa: B006
     allow: Allow = [],  # noqa: B006
     as_json: Json = False,
@@ -67,8 +71,8 @@ def run(
     graph = loaded(file, (index or out).absolute(), settings, allow)
     asked = question_files.read(questions)
     task = task_of(graph, out, index or out, documents, asked, reindex, kept(file, settings, allow))
-    wishes = {"policies": split(policy), "deadline": deadline, "apart": apart}
-    summary = do(task, scheduler, quiet or as_json, **wishes)
+    wishes = {"policies": split(policy), "deadline": deadline, "apart": apart, "lossy": lossy}
+    summary = do(task, scheduler, quiet or as_json, machine=machine, **wishes)
     if parquet:
         from pipeline.records import write_parquet
 
@@ -85,6 +89,7 @@ def index(
     reindex: Reindex = False,
     scheduler: Cluster = "",
     apart: Apart = False,
+    machine: OwnLanes = "",
     settings: Set = [],  # noqa: B006
     allow: Allow = [],  # noqa: B006
     as_json: Json = False,
@@ -95,7 +100,7 @@ def index(
     speak(verbose, quiet or as_json)
     graph = loaded(file, out.absolute(), settings, allow)
     task = task_of(graph, out, out, documents, None, reindex, kept(file, settings, allow))
-    summary = do(task, scheduler, quiet or as_json, apart=apart)
+    summary = do(task, scheduler, quiet or as_json, apart=apart, machine=machine)
     finish(summary, out, as_json, quiet, answers=False)
     raise typer.Exit(summary.exit_code)
 
@@ -108,6 +113,7 @@ def ask(
         Path | None, typer.Option("--pipeline", help="Default: the one the index was made by.")
     ] = None,
     documents: Annotated[str, typer.Option(help="Glob over document names to search in.")] = "",
+    machine: OwnLanes = "",
     settings: Set = [],  # noqa: B006
     allow: Allow = [],  # noqa: B006
     as_json: Json = False,
@@ -123,7 +129,7 @@ def ask(
     with tempfile.TemporaryDirectory(prefix="ridgeway-") as folder:
         out = Path(folder)
         task = task_of(graph, out, index, [], Questions((Question("question", question, documents),)), False)
-        summary = do(task, "", quiet or as_json)
+        summary = do(task, "", quiet or as_json, machine=machine)
         if as_json:
             print_json(
                 next(read_lines(out / "answers.jsonl"), None) or next(read_lines(out / "errors.jsonl"))

@@ -10,6 +10,7 @@ import typer
 from pipeline.knot import crawled, loaded, stages_table
 from pipeline.options import (
     Allow,
+    Apart,
     Asked,
     Deadline,
     Documents,
@@ -39,6 +40,7 @@ def draw(
     machine: MachineName = "",
     planned: Annotated[bool, typer.Option("--plan", help="Say at each stage where it would run.")] = False,
     rows: RowCount = 100,
+    apart: Apart = False,
     settings: Set = [],  # noqa: B006
     allow: Allow = [],  # noqa: B006
 ) -> None:
@@ -47,10 +49,10 @@ def draw(
     from pipeline import svg as picture
 
     graph, notes = loaded(file, Path("run"), settings, allow), None
-    if planned or machine:
+    if planned or machine or apart:
         from pipeline import foresee
 
-        notes = foresee.notes(graph, foresee.workload(graph, rows, None, None), machine)
+        notes = foresee.notes(graph, foresee.workload(graph, rows, None, None), machine, apart)
     if svg is None:
         print(drawing.mermaid(graph, notes))
     else:
@@ -86,16 +88,22 @@ def plan(
     rows: RowCount = 100,
     policy: PolicyNames = [],  # noqa: B006
     deadline: Deadline = None,
+    apart: Apart = False,
     settings: Set = [],  # noqa: B006
     allow: Allow = [],  # noqa: B006
     as_json: Json = False,
 ) -> None:
-    """Say where each stage would run, how long it would take, and why; runs nothing."""
+    """Say where each stage would run, how long it would take, and why.
+
+    Runs nothing, but with --documents or --questions tries stages of which nothing is known on a few rows.
+    """
     from pipeline import foresee
 
     graph = loaded(file, Path("run"), settings, allow)
-    work = foresee.workload(graph, rows, crawled(documents), questions)
-    foresee.tell_plan(foresee.planned(graph, work, machine, policy), as_json, deadline)
+    found = crawled(documents)
+    work = foresee.workload(graph, rows, found, questions)
+    inputs = foresee.at_hand(graph, found, questions)
+    foresee.tell_plan(foresee.planned(graph, work, machine, policy, apart, inputs), as_json, deadline)
 
 
 def simulate(

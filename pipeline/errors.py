@@ -23,6 +23,7 @@ CATEGORIES = (
     "too long",
     "model",
     "worker died",
+    "server",
     "bug",
 )
 

@@ -1,21 +1,22 @@
 """How long a batch takes on a lane, before it runs: measured where it has been, else by formula.
 
-Three sources, best first. *measured*: batches of the very stage on such a lane, fitted. *scaled*: the
-stage's formula on this lane, times how much slower than its formula it was where it has run. *formula*:
-the roofline of its `cost` alone, which is a bound. A stage with neither is *assumed* to take
-`ASSUMED_SECONDS` a row, and the plan says so.
+Sources, best first. *measured*: batches of the very stage on such a lane, fitted. *sampled*: likewise, but
+of a few rows that were tried before the run, as it has no `cost` (see `pipeline.trial`). *scaled*: its
+formula on this lane, times how much slower than its formula it was where it has run. *formula*: the roofline
+of its `cost` alone, which is a bound. A stage with none of these is *assumed* to take `ASSUMED_SECONDS` a
+row, and the plan says so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline.errors import PlanError
-from pipeline.flows import Flows
-from pipeline.learned import Learned, Point, differ, fit
-from pipeline.machine import Device, Machine
+from pipeline.flows import Flows, makers
+from pipeline.learned import Learned, Point, differ, fit, stage_key
+from pipeline.machine import HOST, Device, Machine
 from pipeline.policy import Lane
 from pipeline.program import Program, Step
 from pipeline.roofline import Cost, Flow, Terms, terms
@@ -56,6 +57,7 @@ class Estimates:
         self.learned = learned or Learned()
         self.flows = Flows(program, sources, self.learned)
         self.steps = {s.name: s for s in program.steps}
+        self.makers = makers(program)
         self._guesses: dict[tuple[str, str, int, float], Guess] = {}
         self._curves: dict[tuple[str, str], tuple[float, float, float] | None] = {}
         self._ratios: dict[tuple[str, str], float] = {}
@@ -115,6 +117,22 @@ class Estimates:
         opening = self.opening(step, device)
         return Lane(device, max(one - per_row, 0.0), max(per_row, 0.0), full.bound, opening)
 
+    def link(self, step: str, device: Device, batch: int, placed: Mapping[str, Sequence[str]]) -> float:
+        """Seconds a row for which a full batch on a lane waits until its inputs have come over links.
+
+        `placed`: lanes by step; of several each is as likely to have made a row. What comes into the program,
+        or into a loop for the first time, is in main memory.
+        """
+        s, seconds = self.steps[step], 0.0
+        for e in s.edges:
+            lanes = [self.machine.device(d) for maker in self.makers[e.producer] for d in placed[maker]]
+            away = [d for d in lanes or [Device(HOST)] if d.pool != device.pool]
+            if away:
+                part = self.flows.work(s, batch).port(e.port)
+                each = (self.machine.seconds(d, device, part.rows * part.nbytes) for d in away)
+                seconds += sum(each) / max(len(lanes), 1)
+        return seconds / batch
+
     def _guess(self, s: Step, device: Device, rows: int, length: float) -> Guess:
         cost = self.cost(s.name, device, rows, length)
         split = terms(cost, device) if cost else None
@@ -122,7 +140,8 @@ class Estimates:
         if curve is not None:
             fixed, per_row, per_length = curve
             told = max(fixed + per_row * rows + per_length * rows * length, device.profile.overhead)
-            return Guess(told, "measured", split, cost)
+            sampled = stage_key(s.stage) in self.learned.sampled
+            return Guess(told, "sampled" if sampled else "measured", split, cost)
         if split is None:
             return Guess(device.profile.overhead + ASSUMED_SECONDS * rows, "assumed")
         ratio = self._ratio(s, device)

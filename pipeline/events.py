@@ -83,7 +83,8 @@ class Part:
 class Submit:
     """Run `step` on `device` over these rows; the value it makes is called `task`.
 
-    `owed`: the ids of the rows, in order, or of the group that they make.
+    `owed`: the ids of the rows, in order, or of the group that they make. `shares`: where steps of equal
+    stages share the call, `step` the first of them, how many of the rows are whose, in order; else nothing.
     """
 
     task: int
@@ -91,6 +92,7 @@ class Submit:
     device: str
     ports: tuple[tuple[str, tuple[Part, ...]], ...]
     owed: tuple[RowId, ...]
+    shares: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

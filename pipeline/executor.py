@@ -28,11 +28,11 @@ from pipeline.graph import Graph
 from pipeline.hands import Hands
 from pipeline.local import Result, check_inputs
 from pipeline.machine import Device, detect
+from pipeline.merging import moved, shares, spans
 from pipeline.plan import Plan, place
 from pipeline.program import Program, flatten
 from pipeline.scheduler import Scheduler
-from pipeline.shelf import Counts
-from pipeline.timeline import Span, Tally, Timeline
+from pipeline.timeline import Counts, Span, Tally, Timeline
 from pipeline.values import Rows
 from pipeline.watch import Watch
 from pipeline.worker import Order, Report, report
@@ -129,7 +129,8 @@ class _Obey:
         self._completed = as_completed([], loop=client.loop, with_results=True, raise_errors=False)
         self._started = time.monotonic()
         self._watch = Watch(self._scheduler)
-        self._hands = Hands(self._program, plan, client, addresses)
+        self._hands = Hands(self._program, plan, client, addresses, run_._client is None)
+        run_.plan = self._hands.plan
         self._name = next(_runs)
 
     def results(self) -> Iterator[Result]:
@@ -158,6 +159,7 @@ class _Obey:
                 task, _ = self._told.pop(key)
                 self._futures.pop(task.task, None)
             yield from self._tell(Lost(lane))
+        self._hands.bury(self._pulse.addresses if self._pulse else self._addresses)
 
     def _event(self, task: Submit, result: Report | BaseException | tuple[Any, ...]) -> Event:
         """What became of a task."""
@@ -167,22 +169,26 @@ class _Obey:
             return Failed(task.task, Fault(category, f"{type(error).__name__}: {error}"))
         if result.fatal is not None:
             raise result.fatal
-        self._run.spans.append(self._span(task, result))
-        self._run.handed[task.step].add(result.times.shared, result.times.copied)
+        self._run.spans += spans(task, self._span(task, result))
+        for step, counts in moved(task, result.times.moved):
+            self._run.handed[step].add(counts)
         self._hands.made(task, result.token)
         if result.meta is not None:
-            self._run.tallies[task.step].add(result.meta.ids)
-            self._run.lengths[task.step] += sum(result.meta.lengths or ())
+            for step, at in shares(task):
+                self._run.tallies[step].add(result.meta.ids[at])
+                self._run.lengths[step] += sum((result.meta.lengths or ())[at])
             return Done(task.task, result.meta)
         assert result.fault is not None
         return Failed(task.task, result.fault)
 
     def _span(self, task: Submit, result: Report) -> Span:
         t, meta, now = result.times, result.meta or Meta((), 0), time.monotonic()
-        late = 0.0 if self._started <= t.start <= t.end <= now else now - t.end  # another machine's clock
+        theirs = not self._started <= t.start <= t.end <= now  # another machine's clock
+        late = now - t.end - t.handing if theirs else 0.0
         at = (t.start + late - self._started, t.end + late - self._started)
         made = (len(meta.ids), float(meta.nbytes))
-        return Span(task.step, task.device, *at, len(task.owed), t.length, *made, t.opening)
+        beside = (t.opening, t.preparing, t.handing)
+        return Span(task.step, task.device, *at, len(task.owed), t.length, *made, *beside)
 
     def _tell(self, event: Event) -> Iterator[Result]:
         found = self._scheduler.handle(event)
@@ -204,7 +210,7 @@ class _Obey:
         at = {key: i for i, key in enumerate(keys)}
         ports = tuple((port, tuple((at[p.key], p.rows) for p in parts)) for port, parts in task.ports)
         lane = self._plan.machine.device(task.device)
-        where = Device(lane.name, lane.threads, cores=lane.cores)  # its profile need not travel
+        where = Device(lane.name, lane.threads, cores=lane.cores, share=lane.share)  # without its profile
         name = f"{task.step}-{self._name}-{task.task}"
         carry, freed = self._hands.order(task)
         order = Order(self._stages[task.step], where, ports, task.owed, carry, freed)

@@ -6,13 +6,15 @@ nothing is known passes its rows on as they are, and an expanding one is taken t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from pipeline.learned import Learned
 from pipeline.program import Edge, Program, Step, Turn
 from pipeline.roofline import Flow, Work
-from pipeline.stage import cost_of, expands, gathers
+from pipeline.stage import cost_of, expands, gathers, ports
+from pipeline.values import Rows
 
 FAN_OUT = 4.0
 """Rows that an expanding stage is taken to make of each, where nothing is known."""
@@ -75,9 +77,8 @@ class Flows:
         return max(f.length * f.rows for f in found) / groups if groups else 0.0
 
     def _hints(self, step: Step, port: str) -> bool:
-        """Whether the Scheduler takes a port's lengths for the rows' cost hints."""
-        e = next(e for e in step.edges if e.port == port)
-        return e.depth > 0
+        """Whether the Scheduler takes a port's lengths for the rows' cost hints: not those of shared rows."""
+        return any(e.port == port and 0 < e.depth == step.depth for e in step.edges)
 
     def _part(self, step: Step, e: Edge, share: float) -> Flow:
         """What a share of all rows brings at a port: shared rows come whole, each at least once."""
@@ -92,7 +93,8 @@ class Flows:
             return 1.0
         producer = step.edges[0].producer
         while self._program.depths[producer] > depth:
-            at = self._nodes[producer]
+            turn = self._outputs[producer][0] if producer in self._outputs else self._entries.get(producer)
+            at = turn or self._nodes[producer]
             producer = max(at.edges, key=lambda e: e.depth).producer
         return self.made(producer).rows
 
@@ -113,12 +115,43 @@ class Flows:
     def _of_step(self, step: Step, rows: float) -> Flow:
         known = self._learned.yielded(step.stage)
         if known is not None and known.rows:
-            made = rows * known.made / known.rows
+            made = known.expected(rows, rows * self.length(step))
             each = max(known.made, 1.0)
             return Flow(made, known.length / each, known.nbytes / each)
         cost = cost_of(step.stage, self.work(step, rows))
         if cost is not None:
             return cost.output
         own = [e for e in step.edges if e.depth] or step.edges
-        heaviest = max((self.made(e.producer) for e in own), key=lambda f: f.nbytes)
-        return replace(heaviest, rows=rows * (FAN_OUT if expands(step.stage) else 1.0))
+        heaviest = max(own, key=lambda e: self.made(e.producer).nbytes)
+        flow, kinds = self.made(heaviest.producer), ports(type(step.stage))
+        if kinds.output.lengths is not kinds.inputs[heaviest.port].lengths:
+            flow = replace(flow, length=0.0)  # bytes of a file are no characters of a text
+        return replace(flow, rows=rows * (FAN_OUT if expands(step.stage) else 1.0))
+
+
+def usual(program: Program, sources: Mapping[str, Flow], learned: Learned) -> dict[str, Flow]:
+    """The sources; rows that have lengths, but nobody knows them, are as long as those that came before."""
+    found = dict(sources)
+    for step in program.steps:
+        known = learned.yielded(step.stage)
+        for e in step.edges:
+            flow = found.get(e.producer)
+            if flow is None or flow.length or program.sources[e.producer].lengths is Rows.lengths:
+                continue
+            if e.depth == step.depth > 0 and known and known.rows:
+                found[e.producer] = replace(flow, length=known.read / known.rows)
+    return found
+
+
+def makers(program: Program) -> dict[str, Sequence[str]]:
+    """The steps behind each producer; none behind a source, the last of a loop behind what it gives."""
+    steps = {s.name for s in program.steps}
+    outputs = {o: p for n in program.nodes if isinstance(n, Turn) for o, p in n.outputs.items()}
+    found: dict[str, Sequence[str]] = defaultdict(tuple)
+    for n in program.nodes:
+        for e in n.edges:
+            producer = e.producer
+            while producer in outputs:
+                producer = outputs[producer]
+            found[e.producer] = (producer,) if producer in steps else ()
+    return found

@@ -11,14 +11,17 @@ from typing import Any
 from pipeline import machine_file, plan_report
 from pipeline import questions as question_files
 from pipeline.advice import Idle, advice, idle
+from pipeline.buffers.device import seen
 from pipeline.errors import PlanError, RidgewayError
 from pipeline.gates import duration
 from pipeline.graph import Graph
+from pipeline.handover import settled
 from pipeline.invent import given
 from pipeline.lookup import near_miss
 from pipeline.machine import Machine
 from pipeline.planner import Planned
 from pipeline.planning import experience, flow_of, measured, plan_flows
+from pipeline.policies import MODES
 from pipeline.program import flatten
 from pipeline.report import console, print_json, table
 from pipeline.roofline import Flow
@@ -37,14 +40,18 @@ def workload(
     graph: Graph, rows: int, documents: Any = None, questions: Path | None = None
 ) -> dict[str, Flow]:
     """Rows for each input: those that are given, else `rows` of them; one of what stands for the corpus."""
-    found: dict[str, Flow] = {}
+    known = at_hand(graph, documents, questions)
+    return {n: flow_of(known[n]) if n in known else _assumed(k, rows) for n, k in graph.inputs.items()}
+
+
+def at_hand(graph: Graph, documents: Any = None, questions: Path | None = None) -> dict[str, Rows]:
+    """The rows for those inputs for which any are given."""
+    found: dict[str, Rows] = {}
     for name, kind in graph.inputs.items():
         if kind is Documents and documents is not None:
-            found[name] = flow_of(documents.documents)
+            found[name] = documents.documents
         elif kind is Queries and questions is not None:
-            found[name] = flow_of(question_files.read(questions).queries())
-        else:
-            found[name] = _assumed(kind, rows)
+            found[name] = question_files.read(questions).queries()
     return found
 
 
@@ -54,16 +61,29 @@ def _assumed(kind: type[Rows], rows: int) -> Flow:
     return Flow(rows, 0.0, QUESTION_BYTES if kind is Queries else DOCUMENT_BYTES)
 
 
-def planned(graph: Graph, work: Mapping[str, Flow], machine: str, policies: Sequence[str] = ()) -> Planned:
-    """The plan for a machine by name or file, "" for this one. Raises PlanError."""
+def planned(
+    graph: Graph,
+    work: Mapping[str, Flow],
+    machine: str,
+    policies: Sequence[str] = (),
+    apart: bool = False,
+    inputs: Mapping[str, Rows] | None = None,
+) -> Planned:
+    """The plan for a machine by name or file, "" for this one; `apart`: see `Plan`. Raises PlanError.
+
+    `inputs`: rows on which stages of which nothing is known are tried, if it is for this machine.
+    """
     here = measured() if not machine else machine_file.load(machine)
     known = experience(elsewhere=bool(machine))
-    return plan_flows(graph, work, here, known, tuple(p for name in policies for p in name.split("+")))
+    chosen = tuple(p for name in policies for p in name.split("+"))
+    found = plan_flows(graph, work, here, known, chosen, inputs=None if machine else inputs)
+    gpus = None if machine else seen(here.names)
+    return replace(found, plan=settled(found.estimates.program, found.plan, apart, gpus))
 
 
-def notes(graph: Graph, work: Mapping[str, Flow], machine: str) -> dict[str, str]:
-    """For a picture: at each step, where it would run."""
-    return plan_report.notes(planned(graph, work, machine))
+def notes(graph: Graph, work: Mapping[str, Flow], machine: str, apart: bool = False) -> dict[str, str]:
+    """For a picture: at each step, where it would run, and how its values would go on."""
+    return plan_report.notes(planned(graph, work, machine, apart=apart))
 
 
 def tell_plan(found: Planned, as_json: bool, deadline: float | None = None) -> None:
@@ -110,14 +130,18 @@ class Simulation:
 def simulations(
     graph: Graph, work: Mapping[str, Flow], machine: str, policies: Sequence[str], lose: Sequence[str]
 ) -> list[Simulation]:
-    """The run under each of `policies`, on one placement and with all rows; lanes of `lose` go away."""
-    best = planned(graph, work, machine)
-    lost = dict(_lost(text, best.plan.machine) for text in lose)
+    """The run under each of `policies`, with all rows; lanes of `lose` go away.
+
+    All run on one placement, but `modes` on its own: it wants lanes that share cores.
+    """
+    usual = planned(graph, work, machine)
     whole = {name: kind.whole for name, kind in flatten(graph).sources.items()}
     found = []
-    for names in policies or ["+".join(best.plan.policies)]:
+    for names in policies or ["+".join(usual.plan.policies)]:
+        best = planned(graph, work, machine, [names]) if MODES in names.split("+") else usual
+        lost = dict(_lost(text, best.plan.machine) for text in lose)
         plan = replace(best.plan, policies=tuple(n for n in names.split("+") if n and n != "none"))
-        run = simulate(plan, best.estimates, given(work, whole), lost)
+        run = simulate(plan, best.estimates, given(best.sources, whole), lost)
         found.append(Simulation(names, run, best.plan.machine, _missing(run, best) if lost else {}))
     return found
 

@@ -11,17 +11,21 @@ import os
 import secrets
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.buffers import segment
+from pipeline.buffers.device import View, seen, view
 from pipeline.buffers.handles import Place
 from pipeline.buffers.identity import own
 from pipeline.buffers.leases import DATA
 from pipeline.buffers.sweep import claim, named, remove
 from pipeline.cluster import STATES
+from pipeline.compressed import DASK
 from pipeline.events import Key, Submit
-from pipeline.handover import ARENA, CLIENT, Home, carriers
+from pipeline.handover import ARENA, CLIENT, CUDA_IPC, Home, carriers, differences, gpu_of, lossy, settled
+from pipeline.machine import Device
 from pipeline.plan import Plan
 from pipeline.program import Program
 from pipeline.serialisers import register
@@ -40,16 +44,32 @@ tries a task. After that its values travel as bytes."""
 
 
 class Hands:
-    """Handing over in one run. Segments cost address space; memory only where values lie."""
+    """Handing over in one run. Segments cost address space; memory only where values lie.
 
-    def __init__(self, program: Program, plan: Plan, client: Client, addresses: Mapping[str, str]) -> None:
+    `ours`: the lanes are made by this run, as the plan says; those of a user's cluster are asked where they
+    live. `plan`: with the ways that are really taken; one that differs from what was planned is logged.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        plan: Plan,
+        client: Client,
+        addresses: Mapping[str, str],
+        ours: bool = False,
+    ) -> None:
         register()
         self._shelf = Shelf()
         self._client = client
-        self._ways = carriers(program, plan, homes(client, addresses))
+        self.plan = _settled(program, plan, None if ours else homes(client, addresses))
+        self._seen = dict(addresses)
+        self._mourners: set[str] = set()
+        self._lossy = lossy(program, self.plan.ways) if plan.lossy else set()
         self._depth = {s.name: i for i, s in enumerate(program.steps)}
         self._threads = {d.name: d.threads for d in plan.machine.devices}
         self._budget = SPARE * plan.window
+        makers = {d for s, p in plan.placements.items() if self.plan.ways[s].name == ARENA for d in p.devices}
+        self._warm = -(-plan.live // max(len(makers), 1))
         self._run = secrets.token_hex(8)
         self._segments: dict[str, tuple[Place, ...]] = {}
         self._descriptors: list[int] = []
@@ -60,13 +80,17 @@ class Hands:
 
     def order(self, task: Submit) -> tuple[Carry, tuple[Token, ...]]:
         """How the value of a task is handed over, and which values of its lane may go."""
-        way = self._ways[task.step]
+        way = self.plan.ways[task.step]
+        bury = task.device in self._mourners
+        self._mourners.discard(task.device)
         freed = tuple(self._freed.pop(task.device, ()))
-        if way != ARENA:
-            return Carry(way), freed
         due = len(self._depth) - self._depth[task.step]
+        if way.name != ARENA:
+            link = DASK if task.step in self._lossy and not way.device else 0.0
+            return Carry(way.name, self._run, due=due, link=link, device=way.device, bury=bury), freed
         segments, threads = self._segments_of(task.device), self._threads[task.device]
-        return Carry(way, self._run, segments, self._budget, self._spill, due, threads), freed
+        kept = (self._run, segments, self._budget, self._spill, due, threads)
+        return Carry(way.name, *kept, device=way.device, warm=self._warm, bury=bury), freed
 
     def made(self, task: Submit, token: Token | None) -> None:
         """A value has been made, and is called so where it lies."""
@@ -83,11 +107,22 @@ class Hands:
         """The rows of a value that has come to the client."""
         return rows_of(value, self._shelf)
 
+    def bury(self, addresses: Mapping[str, str]) -> None:
+        """Where a worker is gone, or another is in its place, nothing is kept for what the dead one read.
+
+        `addresses`: of the lanes that there are. Each is told with its next order: to ask workers now would
+        wait for those that are dying.
+        """
+        if self._seen != addresses:
+            self._seen = dict(addresses)
+            self._shelf.bury()
+            self._mourners = set(self._threads)
+
     def close(self) -> None:
         """Give all memory back, here and in the workers."""
         self._shelf.close()
         places = {place for segments in self._segments.values() for place in segments}
-        if places:
+        if places or any(way.name == CUDA_IPC for way in self.plan.ways.values()):
             self._client.run(give_back, self._run, places, on_error="ignore")  # who just died has nothing
         for descriptor in self._descriptors:
             os.close(descriptor)
@@ -124,10 +159,26 @@ def give_back(run: str, places: set[Place], dask_worker: Any) -> None:
     dask_worker.plugins[STATES].states.shelf.close(run, places)
 
 
+def _settled(program: Program, plan: Plan, found: Mapping[str, Home] | None) -> Plan:
+    """The plan with the ways that are taken. `found`: where lanes live that are not ours."""
+    if found is None:
+        real = settled(program, plan, plan.apart, seen(plan.machine.names))
+    else:
+        real = replace(plan, ways=carriers(program, plan, found))
+    for told in differences(plan.ways, real.ways):
+        logging.getLogger("ridgeway").warning("%s", told)
+    return real
+
+
 def homes(client: Client, addresses: Mapping[str, str]) -> dict[str, Home]:
     """Where each lane lives, and the client."""
     told: dict[str, str] = client.run(own, workers=list(addresses.values()))
     found = {lane: _home(told[address]) for lane, address in addresses.items()}
+    cuda = {lane: address for lane, address in addresses.items() if Device(lane).kind == "cuda"}
+    views: dict[str, View] = client.run(view, workers=list(cuda.values())) if cuda else {}
+    for lane, address in cuda.items():
+        gpu = gpu_of(Device(lane), views[address])
+        found[lane] = replace(found[lane], gpu=gpu, view=views[address])
     return {**found, CLIENT: _home(own())}
 
 

@@ -24,12 +24,15 @@ Listen = Callable[["Run"], None]
 class Wishes:
     """How a job is to run. `policies`: what the Scheduler follows, else what the graph says; `deadline`:
     seconds in which it must be done in the worst case, else it does not begin; `apart`: each lane in a
-    process of its own.
+    process of its own; `lossy`: vectors may travel as int8 between hosts; `machine`: a name
+    or file that declares the lanes, see `pipeline.declared`.
     """
 
     policies: tuple[str, ...] = ()
     deadline: float | None = None
     apart: bool = False
+    lossy: bool = False
+    machine: str = ""
 
 
 PLAIN = Wishes()
@@ -54,18 +57,22 @@ def run_job(
 
 
 def _plan(work: Work, client: Any, wishes: Wishes) -> Planned | None:
-    from pipeline.cluster import lanes
+    from pipeline.buffers.device import seen
+    from pipeline.declared import lanes
+    from pipeline.handover import settled
     from pipeline.planning import plan_for
     from pipeline.what_if import check_deadline
 
     if not work.inputs:
         return None
-    machine = None if client is None else lanes(client)[0]
+    machine = lanes(client, wishes.machine)
     chunks = float(work.known.counts["chunks"]) if work.known else 0.0
     planned = plan_for(work.graph, work.inputs, machine, wishes.policies, chunks=chunks)
     if wishes.deadline is not None:
         check_deadline(planned, wishes.deadline)
-    return replace(planned, plan=replace(planned.plan, apart=wishes.apart))
+    plan = replace(planned.plan, lossy=wishes.lossy)
+    gpus, apart = (seen(plan.machine.names), wishes.apart) if client is None else (None, True)
+    return replace(planned, plan=settled(planned.estimates.program, plan, apart, gpus))
 
 
 def _prepare(task: Task) -> Work:

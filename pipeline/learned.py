@@ -17,7 +17,9 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from pipeline.machine import Device
-from pipeline.timeline import Span
+from pipeline.program import Program, Turn
+from pipeline.timeline import Span, Tally
+from pipeline.yields import Yield, summed
 
 KEPT = 64
 """Batches remembered for a stage and a kind of lane: the latest."""
@@ -35,27 +37,17 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Yield:
-    """What a stage has made, in all: of `rows` it made `made`, weighing `nbytes`, of `length` in sum."""
-
-    rows: float = 0.0
-    made: float = 0.0
-    nbytes: float = 0.0
-    length: float = 0.0
-
-    def plus(self, other: Yield) -> Yield:
-        """Both together; the older counts half, so that a new corpus soon decides."""
-        return Yield(*(getattr(self, f.name) / 2 + getattr(other, f.name) for f in fields(self)))
-
-
-@dataclass(frozen=True, slots=True)
 class Learned:
-    """`points` and `openings` (seconds) by `lane_key`; `yields` by `stage_key`; `rounds` by loop."""
+    """`points` and `openings` (seconds) by `lane_key`; `yields` by `stage_key`; `rounds` by loop.
+
+    `sampled`: stages, by `stage_key`, that were tried on a few rows only (see `pipeline.trial`); never kept.
+    """
 
     points: Mapping[str, tuple[Point, ...]] = field(default_factory=dict)
     openings: Mapping[str, float] = field(default_factory=dict)
     yields: Mapping[str, Yield] = field(default_factory=dict)
     rounds: Mapping[str, float] = field(default_factory=dict)
+    sampled: frozenset[str] = frozenset()
 
     def of(self, stage: Any, device: Device) -> tuple[Point, ...]:
         """The batches of a stage on lanes like `device`."""
@@ -89,7 +81,6 @@ class Learned:
     ) -> Learned:
         """This and a run. `lengths`: of each step, the mean cost hint of the rows that it made."""
         points, yields = dict(self.points), dict(self.yields)
-        fresh: dict[str, Yield] = {}
         opened: dict[str, float] = {}
         apart: dict[tuple[str, str], list[Span]] = defaultdict(list)
         for s in spans:
@@ -101,16 +92,30 @@ class Learned:
             points[key] = (*points.get(key, ()), *found)[-KEPT:]
             if opening:
                 opened[key] = max(opening, opened.get(key, 0.0))
-        for s in spans:
-            stage = stages[s.step]
-            before = fresh.get(stage_key(stage), Yield())
-            length = s.made * lengths.get(s.step, 0.0)
-            fresh[stage_key(stage)] = Yield(
-                before.rows + s.rows, before.made + s.made, before.nbytes + s.nbytes, before.length + length
-            )
-        for key, told in fresh.items():
+        for key, told in _yields(stages, spans, lengths).items():
             yields[key] = yields.get(key, Yield()).plus(told)
         return Learned(points, {**self.openings, **opened}, yields, {**self.rounds, **rounds})
+
+
+def _yields(
+    stages: Mapping[str, Any], spans: Sequence[Span], lengths: Mapping[str, float]
+) -> dict[str, Yield]:
+    """What each stage has made in a run, and how well rows and lengths tell its batches apart."""
+    found: dict[str, list[Yield]] = defaultdict(list)
+    for s in spans:
+        length = s.made * lengths.get(s.step, 0.0)
+        found[stage_key(stages[s.step])].append(Yield(s.rows, s.made, s.nbytes, length, s.length))
+    return {key: summed(batches) for key, batches in found.items()}
+
+
+def rounds_of(program: Program, tallies: Mapping[str, Tally]) -> dict[str, float]:
+    """Mean rounds of the rows of each loop over inputs: rows of the step that ends it, by input."""
+    found = {}
+    for turn in (n for n in program.nodes if isinstance(n, Turn) and n.depth == 1):
+        tally = tallies.get(turn.until)
+        if tally is not None and tally.roots:
+            found[turn.name] = tally.rows / len(tally.roots)
+    return found
 
 
 def _shown(spans: Sequence[Span], opens: bool) -> tuple[list[Point], float]:

@@ -12,6 +12,7 @@ from pipeline.buffers.accounting import usage
 from pipeline.compare import compare
 from pipeline.planning import remember
 from pipeline.roles import memory_line, memory_share
+from pipeline.timeline import Counts
 
 if TYPE_CHECKING:
     from pipeline.executor import Run
@@ -24,7 +25,8 @@ def look_back(run: Run, planned: Planned | None, out: Path) -> dict[str, Any]:
     """Write the timeline of a finished run, and remember what it has shown; returns the facts for run.json.
 
     `predicted`: the comparison by step; `advice`: a line for each lane; `memory`: the share of the time that
-    was memory processing; `handed_over`: bytes by step; `memory_bytes`: of this process and its children.
+    was memory processing; `handed_over`: by step the way of its values, bytes, and what int8 saved and lost;
+    `memory_bytes`: of this process and its children.
     """
     if run.timeline is None or run.plan is None:
         return {}
@@ -35,7 +37,7 @@ def look_back(run: Run, planned: Planned | None, out: Path) -> dict[str, Any]:
         "advice": list(advice(run.timeline, run.plan.machine.devices)),
         "memory": memory_line(memory_share(run.timeline, run.program)),
         "handed_over": {
-            step: {"shared_bytes": c.shared, "copied_bytes": c.copied} for step, c in run.handed.items()
+            step: {"way": run.plan.ways[step].name, **_moved(counts)} for step, counts in run.handed.items()
         },
         "memory_bytes": asdict(usage()),
     }
@@ -43,3 +45,9 @@ def look_back(run: Run, planned: Planned | None, out: Path) -> dict[str, Any]:
         return found | {"predicted": compare(predicted, run.timeline).as_dict()}
     took = {"measured_seconds": run.timeline.seconds, "steps": []}
     return found | ({"predicted": {"predicted_seconds": planned.seconds, **took}} if planned else {})
+
+
+def _moved(counts: Counts) -> dict[str, float]:
+    found: dict[str, float] = {"shared_bytes": counts.shared, "copied_bytes": counts.copied}
+    lossy = {"int8_saved_bytes": counts.saved, "int8_largest_error": counts.error}
+    return found | lossy if counts.saved else found

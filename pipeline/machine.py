@@ -46,8 +46,10 @@ class Device:
 
     @property
     def torch(self) -> str:
-        """The device's name for torch."""
-        return self.name if self.kind == "cuda" else "cpu"
+        """The device's name for torch; lanes that divide a GPU name it as what they share."""
+        if self.kind != "cuda":
+            return "cpu"
+        return self.share if self.share.startswith("cuda:") else self.name
 
     @property
     def pool(self) -> str:
@@ -131,6 +133,15 @@ class Machine:
         return scaled(known[near], threads / near, f"{threads} of {near} threads", ("memory",))
 
     @property
+    def crowds(self) -> tuple[tuple[str, ...], ...]:
+        """The lanes at each core that several have: no two of them ever run at once."""
+        at: dict[int, list[str]] = {}
+        for d in self.devices:
+            for core in d.cores:
+                at.setdefault(core, []).append(d.name)
+        return tuple(dict.fromkeys(tuple(names) for names in at.values() if len(names) > 1))
+
+    @property
     def names(self) -> tuple[str, ...]:
         """Names of the devices, in order."""
         return tuple(d.name for d in self.devices)
@@ -160,19 +171,33 @@ def _next(counts: Iterable[int], count: int) -> int:
     return min((n for n in counts if n > count), default=0)
 
 
-def layouts(machine: Machine) -> tuple[Machine, ...]:
+def layouts(machine: Machine, shared: bool = False) -> tuple[Machine, ...]:
     """The ways of dividing the CPU into equal lanes with disjoint cores: 1 x n, 2 x n/2, ... n x 1.
 
-    At most `MAX_LAYOUTS`, spread over the divisors of n. Other devices and the links stay as they are.
+    At most `MAX_LAYOUTS`, spread over the divisors of n. `shared`: also each division beside one lane of all
+    cores, for a policy that changes between the two. Other devices and the links stay as they are, and so do
+    lanes that share cores already: who declares them wants them.
     """
     lanes = machine.lanes
+    if machine.crowds:
+        return (machine,)
     total = sum(d.threads for d in lanes)
     own = tuple(core for d in lanes for core in d.cores)
     ids = own if len(own) == total else tuple(range(total))
     divisors = [n for n in range(1, total + 1) if total % n == 0]
     last, most = len(divisors) - 1, min(len(divisors), MAX_LAYOUTS) - 1
     chosen = [divisors[round(i * last / most)] for i in range(most + 1)] if most > 0 else divisors
-    return tuple(_divided(machine, ids, count) for count in chosen) or (machine,)
+    found = tuple(_divided(machine, ids, count) for count in chosen)
+    both = tuple(_beside(found[0].lanes[0], parts) for parts in found[1:]) if shared else ()
+    return (*found, *both) or (machine,)
+
+
+def _beside(wide: Device, parts: Machine) -> Machine:
+    """A lane of all cores beside those of some, with which power and price stand, else they count twice."""
+    whole = replace(wide, profile=replace(wide.profile, idle_watts=0.0, price=0.0))
+    narrow = tuple(replace(d, name=f"cpu:{i + 1}") for i, d in enumerate(parts.lanes))
+    others = tuple(d for d in parts.devices if d not in parts.lanes)
+    return replace(parts, devices=(whole, *narrow, *others))
 
 
 def _divided(machine: Machine, ids: tuple[int, ...], count: int) -> Machine:

@@ -8,7 +8,8 @@
       - {between: [host, cuda], bandwidth_gbs: 25, latency_us: 10, source: "scaled: ..."}
 
 `pipeline.profile_file` says what stands in an entry of `devices` besides `name`, `count`, `lanes` (equal
-parts of the threads), `cores` and `share`. In a link, `cuda` means each of them, and `[cuda, cuda]` each
+parts of the threads), `cores` and `share`. Lanes that name the same core never run at once: a wide lane
+beside narrow ones is for the policy `modes`. In a link, `cuda` means each of them, and `[cuda, cuda]` each
 pair. `by_threads` holds the measured CPU by number of threads; `dump` writes it.
 """
 

@@ -25,6 +25,14 @@ MachineName = Annotated[
     str,
     typer.Option("--machine", help="A shipped machine, or a file; default: this one.", show_default=False),
 ]
+OwnLanes = Annotated[
+    str,
+    typer.Option(
+        "--machine",
+        help="A machine file that says which lanes to run on here; default: the planner's choice.",
+        show_default=False,
+    ),
+]
 Asked = Annotated[Path | None, typer.Option("--questions", help="Plan for these questions.")]
 RowCount = Annotated[int, typer.Option(min=1, help="Plan for so many rows of each input that is not given.")]
 PolicyNames = Annotated[
@@ -45,4 +53,8 @@ def split(policies: list[str]) -> tuple[str, ...]:
 
 Apart = Annotated[
     bool, typer.Option("--apart", help="Each lane in a process of its own; values go by shared memory.")
+]
+Lossy = Annotated[
+    bool,
+    typer.Option("--lossy-edges", help="Vectors may travel between hosts as int8, where that is faster."),
 ]

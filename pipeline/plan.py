@@ -29,11 +29,28 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True)
+class Way:
+    """How a step's values reach those who read them: one of the ways of `pipeline.handover`, by name.
+
+    `why`: what speaks against a cheaper one, where that is more than where the lanes are. `device`: the
+    values hold tensors of a GPU.
+    """
+
+    name: str
+    why: str = ""
+    device: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """A placement for each step, on lanes that exist.
 
     `window`: bytes that may wait between steps; `policies`: by name, see `pipeline.policies`; `jobs`: what
-    these know of each step; `apart`: each lane in a process of its own, where the lanes are ours to make.
+    these know of each step; `apart`: each lane in a process of its own, where the lanes are ours to make;
+    `lossy`: vectors may travel as int8 between hosts (see `pipeline.compressed`).
+
+    `ways`: of each step's values, and of what comes in, by `pipeline.handover.settled`, which sets `apart`
+    too; empty until then. `live`: most bytes that are predicted to wait between steps; 0: not known.
     """
 
     machine: Machine
@@ -42,6 +59,9 @@ class Plan:
     policies: tuple[str, ...] = ()
     jobs: tuple[Job, ...] = field(default=(), repr=False)
     apart: bool = False
+    ways: Mapping[str, Way] = field(default_factory=dict, repr=False)
+    live: int = 0
+    lossy: bool = False
 
     def __post_init__(self) -> None:
         for step, placement in self.placements.items():

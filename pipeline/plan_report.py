@@ -10,7 +10,9 @@ from typing import Any
 from pipeline.advice import bottleneck
 from pipeline.bounds import Bounds
 from pipeline.gates import Decision, duration, size
+from pipeline.handover import edge_ways
 from pipeline.machine import Device
+from pipeline.plan import Way
 from pipeline.planner import Planned
 from pipeline.program import Step
 from pipeline.reasons import reasons, short
@@ -18,7 +20,7 @@ from pipeline.roofline import intensity
 from pipeline.simulate import Simulated
 
 HEAD = ("step", "rows", "on", "batch", "dtype", "seconds", "bound by", "FLOP/B", "memory", "source")
-EDGES = ("from", "to", "bytes", "handed over")
+EDGES = ("from", "to", "bytes", "way", "handed over")
 NUMBERS = ("rows", "batch", "seconds", "FLOP/B", "memory", "bytes")
 """Columns that are read from the right."""
 
@@ -52,16 +54,21 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class EdgeLine:
-    """One edge. `nbytes`: of all its rows; `transport`: "by reference" within a memory, else the way."""
+    """One edge. `nbytes`: of all its rows; `way`: see `pipeline.handover`, and `why` no cheaper one.
+
+    `transport`: "by reference", or another way within a memory; between two, the copy.
+    """
 
     producer: str
     step: str
     nbytes: float
     transport: str
+    way: str
+    why: str
 
     def cells(self) -> tuple[str, ...]:
         """For a table."""
-        return self.producer, self.step, size(self.nbytes), self.transport
+        return self.producer, self.step, size(self.nbytes), self.way, self.transport
 
 
 def _three(number: float) -> str:
@@ -99,11 +106,15 @@ def _line(step: Step, planned: Planned) -> Line:
 
 def edges(planned: Planned) -> tuple[EdgeLine, ...]:
     """A line for each edge, in order."""
-    return tuple(
-        EdgeLine(e.producer, s.name, _crossing(e.producer, planned), _transport(e.producer, s, planned))
-        for s in planned.estimates.program.steps
-        for e in s.edges
-    )
+    return tuple(_edge(e.producer, s, planned) for s in planned.estimates.program.steps for e in s.edges)
+
+
+def _edge(producer: str, step: Step, planned: Planned) -> EdgeLine:
+    ways = edge_ways(planned.estimates.program, planned.plan.ways, producer)
+    way = " or ".join(dict.fromkeys(w.name for w in ways))
+    why = "; ".join(w.why for w in ways if w.why)
+    transport = _transport(producer, step, planned) or f"by {way}"
+    return EdgeLine(producer, step.name, _crossing(producer, planned), transport, way, why)
 
 
 def _crossing(producer: str, planned: Planned) -> float:
@@ -112,11 +123,12 @@ def _crossing(producer: str, planned: Planned) -> float:
 
 
 def _transport(producer: str, step: Step, planned: Planned) -> str:
+    """The copy from memory to memory; empty within one."""
     placed, machine = planned.plan.placements, planned.plan.machine
     to = machine.device(placed[step.name].devices[0])
     start = machine.device(placed[producer].devices[0]) if producer in placed else machine.devices[0]
     if start.pool == to.pool:
-        return "by reference"
+        return ""
     seconds = machine.seconds(start, to, _crossing(producer, planned))
     return f"copied from {start.pool} to {to.pool}: {duration(seconds)}"
 
@@ -129,11 +141,32 @@ def summary(planned: Planned) -> Iterator[str]:
     if found is not None:
         yield f"bottleneck: {found.step} on {found.device}, busy {100 * found.share:.0f} % of the time"
     assumed = [line.step for line in lines(planned) if line.source == "assumed"]
-    if assumed:
-        yield f"nothing is known of {', '.join(assumed)}: a run will measure them"
+    plain = [step for step in assumed if step not in planned.untried]
+    if plain:
+        yield f"nothing is known of {', '.join(plain)}: a run will measure them"
+    yield from (
+        f"{step}: assumed: not sampled, because {planned.untried[step]}; a run will measure it"
+        for step in assumed
+        if step in planned.untried
+    )
     yield from _bill(planned.simulated, planned.seconds)
+    yield from _handed(planned)
     if planned.plan.policies:
         yield f"policies: {', '.join(planned.plan.policies)}"
+
+
+def _handed(planned: Planned) -> Iterator[str]:
+    """How values are handed on, by step, and why no cheaper way is taken where something forbids it."""
+    ways = {s.name: planned.plan.ways[s.name] for s in planned.estimates.program.steps}
+    by_name = {name: [s for s, way in ways.items() if way.name == name] for name in _names(ways)}
+    alike = len(by_name) == 1
+    told = (f"by {name}" if alike else f"{', '.join(steps)} by {name}" for name, steps in by_name.items())
+    yield f"values are handed on: {'; '.join(told)}"
+    yield from (f"values of {step} go by {way.name}: {way.why}" for step, way in ways.items() if way.why)
+
+
+def _names(ways: Mapping[str, Way]) -> list[str]:
+    return list(dict.fromkeys(way.name for way in ways.values()))
 
 
 def _bill(found: Simulated, seconds: float) -> Iterator[str]:
@@ -148,6 +181,7 @@ def notes(planned: Planned) -> dict[str, str]:
     """A line for each step of a picture."""
     return {
         line.step: f"{short(line.devices)} · {line.batch} rows · {duration(line.seconds)}"
+        f" · by {planned.plan.ways[line.step].name}"
         for line in lines(planned)
     }
 
@@ -168,8 +202,9 @@ def as_dict(planned: Planned, more: Mapping[str, float]) -> dict[str, Any]:
         "devices": [_device(d) for d in planned.plan.machine.devices],
         "seconds": planned.seconds,
         "bottleneck": None if found is None else {"step": found.step, "device": found.device},
-        "steps": [_record(line) for line in lines(planned)],
+        "steps": [_record(line) | _way(planned.plan.ways[line.step]) for line in lines(planned)],
         "edges": [_record(line) for line in edges(planned)],
+        "apart": planned.plan.apart,
         "policies": list(planned.plan.policies),
         "window_bytes": planned.plan.window,
         "decisions": [_decision(d) for d in reasons(planned)],
@@ -177,11 +212,16 @@ def as_dict(planned: Planned, more: Mapping[str, float]) -> dict[str, Any]:
         "joules": planned.simulated.bill.joules,
         "usd": planned.simulated.bill.dollars,
         "considered": planned.considered,
+        "untried": dict(planned.untried),
     }
 
 
 def _record(line: Line | EdgeLine) -> dict[str, Any]:
     return {name: getattr(line, name) for name in line.__dataclass_fields__}
+
+
+def _way(way: Way) -> dict[str, str]:
+    return {"way": way.name, "why_this_way": way.why}
 
 
 def _device(device: Device) -> dict[str, Any]:

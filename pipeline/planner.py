@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice, product
 
 from pipeline.bounds import Bounds
 from pipeline.candidates import Candidate, job, joined, shrunk
 from pipeline.errors import PlanError
 from pipeline.estimate import Estimates
+from pipeline.handover import settled
 from pipeline.invent import given
 from pipeline.learned import Learned
 from pipeline.machine import Machine, layouts
 from pipeline.pipelined import best_runs
 from pipeline.plan import WINDOW_BYTES, Plan
+from pipeline.policies import MODES
 from pipeline.program import Program
 from pipeline.roofline import Flow
 from pipeline.search import Found, halving, shaken
@@ -50,7 +52,8 @@ class Planned:
 
     `seconds`: predicted; `simulated`: of the rows in full, or of as many as `ROW_STEPS` allow; `others`:
     plans that were simulated, with their seconds, best first; `evaluations`: full simulations' worth of
-    work; `considered`: placements compared in all; `share`: of the rows that `simulated` has.
+    work; `considered`: placements compared in all; `share`: of the rows that `simulated` has; `untried`: why
+    stages of which nothing is known were not tried, by step (see `pipeline.trial`).
     """
 
     plan: Plan
@@ -62,6 +65,7 @@ class Planned:
     evaluations: float
     considered: int
     share: float = 1.0
+    untried: Mapping[str, str] = field(default_factory=dict)
 
     def in_full(self) -> Timeline | None:
         """The predicted timeline of all rows; None where these are more than is worth simulating."""
@@ -94,7 +98,7 @@ class Planner:
         self._window = window
         self._policies = policies
         self._seed = seed
-        self._machines = layouts(machine) if divide else (machine,)
+        self._machines = layouts(machine, MODES in policies) if divide else (machine,)
         self._estimates: dict[tuple[int, float], Estimates] = {}
         self._bounds: dict[tuple[int, float], Bounds] = {}
         self.spaces = [space(self.estimates(i)) for i in range(len(self._machines))]
@@ -112,6 +116,7 @@ class Planner:
         result = self._simulate(found.best, self._share, stalls=True)
         seconds = self._in_full(found.best, result.timeline.seconds)
         plan, estimates = self.plan(found.best), self.estimates(found.best.layout)
+        plan = settled(self._program, replace(plan, live=result.peak))
         effort, share = found.evaluations, self._share
         return Planned(plan, estimates, self._sources, seconds, result, others, effort, considered, share)
 
@@ -124,7 +129,7 @@ class Planner:
         """The plan of a candidate, with batches that fit into memory."""
         estimates = self.estimates(candidate.layout, share)
         bare = self._bare(candidate, share)
-        return replace(bare, jobs=tuple(job(name, p, estimates) for name, p in bare.placements.items()))
+        return replace(bare, jobs=tuple(job(name, bare.placements, estimates) for name in bare.placements))
 
     def _bare(self, candidate: Candidate, share: float) -> Plan:
         """A plan without what policies know of its steps."""

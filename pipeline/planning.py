@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline import calibrate, learned
+from pipeline.estimate import Estimates
 from pipeline.fingerprint import facts, fingerprint
+from pipeline.flows import usual
 from pipeline.graph import Graph
-from pipeline.learned import Learned
+from pipeline.learned import Learned, rounds_of
 from pipeline.machine import Machine, detect
 from pipeline.models import cache_dir
 from pipeline.plan import WINDOW_BYTES
 from pipeline.planner import Planned, Planner
 from pipeline.policies import NONE
-from pipeline.program import Turn, flatten
+from pipeline.program import flatten
 from pipeline.roofline import Flow
+from pipeline.trial import tried
 from pipeline.values import Rows
 
 if TYPE_CHECKING:
@@ -44,6 +48,7 @@ def plan_for(
 ) -> Planned:
     """The best plan to run `graph` over `inputs`; hand its `.plan` to `run`.
 
+    Stages without `cost` that never ran are tried on a few of the rows, see `pipeline.trial`.
     `machine`: lanes of this host that exist already, such as a cluster's; by default this machine, measured
     now if it never was (12 s). `policies`: names from `pipeline.policies`, else those of the graph;
     `chunks`: in the indexes that are among the inputs. Raises PlanError where nothing fits, or a policy is
@@ -52,7 +57,8 @@ def plan_for(
     here = measured()
     lanes = here if machine is None else calibrate.fitted(machine, here) or machine
     sources = {name: flow_of(rows, chunks) for name, rows in inputs.items()}
-    return plan_flows(graph, sources, lanes, experience(), policies, window, divide=machine is None)
+    rows = inputs if lanes is not machine else None
+    return plan_flows(graph, sources, lanes, experience(), policies, window, machine is None, rows)
 
 
 def plan_flows(
@@ -63,10 +69,17 @@ def plan_flows(
     policies: tuple[str, ...] = (),
     window: int = WINDOW_BYTES,
     divide: bool = True,
+    inputs: Mapping[str, Rows] | None = None,
 ) -> Planned:
-    """The best plan for so many rows on any machine. `divide`: its CPU lanes may be laid out anew."""
+    """The best plan for so many rows on any machine. `divide`: its CPU lanes may be laid out anew; `inputs`:
+    rows on which stages of which nothing is known may be tried, if the machine is this one.
+    """
     chosen = tuple(p for p in policies or graph.policies or DEFAULT_POLICIES if p != NONE)
-    return Planner(flatten(graph), machine, sources, known, window, chosen, divide).best()
+    program = flatten(graph)
+    flows = usual(program, sources, known)
+    trial = tried(Estimates(program, machine, flows, known), inputs or {})
+    planner = Planner(program, machine, flows, trial.learned, window, chosen, divide)
+    return replace(planner.best(), untried=trial.untried)
 
 
 def measured(again: bool = False) -> Machine:
@@ -99,7 +112,9 @@ def remember(run: Run) -> None:
     stages = {s.name: s.stage for s in run.program.steps}
     devices = {d.name: d for d in run.plan.machine.devices}
     made = {step: total / max(run.tallies[step].rows, 1) for step, total in run.lengths.items()}
-    shown = learned.read(_path()).with_run(stages, devices, run.spans, made, _rounds(run))
+    shown = learned.read(_path()).with_run(
+        stages, devices, run.spans, made, rounds_of(run.program, run.tallies)
+    )
     try:
         learned.write(shown, _path())
     except OSError as error:
@@ -108,13 +123,3 @@ def remember(run: Run) -> None:
 
 def _path() -> Path:
     return cache_dir() / "learned" / f"{fingerprint(facts(detect()))}.json"
-
-
-def _rounds(run: Run) -> dict[str, float]:
-    """Mean rounds of the rows of each loop over inputs: rows of the step that ends it, by input."""
-    found = {}
-    for turn in (n for n in run.program.nodes if isinstance(n, Turn) and n.depth == 1):
-        tally = run.tallies.get(turn.until)
-        if tally is not None and tally.roots:
-            found[turn.name] = tally.rows / len(tally.roots)
-    return found

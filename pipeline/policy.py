@@ -1,12 +1,13 @@
 """What a policy may decide, and what it may know: the joints of the Scheduler.
 
-A policy is a small class in `pipeline/policies/` with any of three methods, constructed once per run from
+A policy is a small class in `pipeline/policies/` with any of four methods, constructed once per run from
 the lanes and what each step costs on them; several are combined with "+". All are pure state machines:
 the same calls give the same answers, and none reads a clock, a random number or a file.
 
     queue(step) -> Queue              how the rows of a step wait, and which of them share a batch
     size(step, lane, batch, view)     how many rows the next batch takes, at most `batch`
     lanes(step, view) -> names        lanes beyond the planned ones that may run a step now; or fewer
+    shares(waiting, batch) -> rows    steps of equal stages may share a batch: so many rows of each
 """
 
 from __future__ import annotations
@@ -50,8 +51,11 @@ class Queue(Protocol[What]):
 class Lane:
     """What a policy knows of a lane and a step on it.
 
-    `seconds(rows)` is predicted as `fixed + per_row * rows` (0, 0 where nothing is known), after `opening`
-    seconds once; `bound` is that of a full batch ("compute", "memory", "scalar", "overhead"; "" unknown).
+    `seconds(rows)` is predicted as `fixed + (per_row + link) * rows` (0, 0, 0 where nothing is known), after
+    `opening` seconds once. `per_row` is work; `link`: seconds in which the lane waits for a row's inputs to
+    come over links. `bound` is that of a full batch ("compute", "memory", "scalar", "overhead"; "" unknown).
+    `bend`: the share of `per_row` that grows with the square of a row's length, as attention does, where the
+    rows of a batch are padded to the longest; the rest grows with the length.
     """
 
     device: Device
@@ -59,6 +63,8 @@ class Lane:
     per_row: float = 0.0
     bound: str = ""
     opening: float = 0.0
+    link: float = 0.0
+    bend: float = 0.0
 
     @property
     def name(self) -> str:
@@ -66,16 +72,19 @@ class Lane:
         return self.device.name
 
     def seconds(self, rows: int) -> float:
-        """Predicted time of a batch."""
-        return self.fixed + self.per_row * rows
+        """Predicted time of a batch, its inputs' way to the lane included."""
+        return self.fixed + (self.per_row + self.link) * rows
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
     """A step as policies know it: where it is planned, in what batches, and what it costs on every lane.
 
-    `lanes` has all lanes that could run it, planned or not; `transfer`: seconds to move the state of a row
-    (shard, cache) to another lane; `loops`: how many loops it is in.
+    `lanes` has all lanes that could run it, planned or not; `transfer`: seconds to move a row from one
+    planned lane to another: the bytes of what the step reads of it alone (its own ports, not what rows share)
+    over the slowest link between them, a full batch at a time; 0 where they work in one memory, and where
+    nobody estimated it. What a lane must open before its first batch is `Lane.opening`. `loops`: how many
+    loops it is in.
     """
 
     name: str
@@ -132,7 +141,15 @@ class Lanes(Protocol):
         """Names of lanes, the planned ones among them as it wishes; never none for ever."""
 
 
-Policy = Queues | Sizes | Lanes
+@runtime_checkable
+class Merges(Protocol):
+    """A policy that lets steps of equal stages share batches (see `pipeline.merging`)."""
+
+    def shares(self, waiting: Sequence[int], most: int) -> Sequence[int]:
+        """Rows that each step gets of a batch of at most `most`; the first has some."""
+
+
+Policy = Queues | Sizes | Lanes | Merges
 
 
 def build(names: Iterable[str], table: Table, jobs: Sequence[Job]) -> tuple[Policy, ...]:

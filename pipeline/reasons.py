@@ -88,6 +88,8 @@ def _apart(plan: Plan, other: Plan) -> str:
     if _lanes(plan) != _lanes(other):
         return _lanes(other)
     pairs = [(s, p.devices) for s, p in other.placements.items() if p.devices != plan.placements[s].devices]
+    if not pairs:
+        return f"the same with lanes {short(other.machine.names)}"
     told = [f"{step} on {short(lanes)}" for step, lanes in pairs[:SHOWN]]
     return ", ".join(told) + (f" and {len(pairs) - SHOWN} more" if len(pairs) > SHOWN else "")
 
@@ -202,7 +204,7 @@ def _cuts(planned: Planned) -> Iterator[Decision]:
 def _shares(costs: Iterable[Cost], lane: Lane, rows: int) -> list[float]:
     """Seconds of each phase for a row of a batch: the estimate for both, divided as their formulas are."""
     each = [seconds(cost, lane.device) for cost in costs]
-    return [lane.seconds(rows) / rows * s / sum(each) for s in each]
+    return [(lane.fixed / rows + lane.per_row) * s / sum(each) for s in each]
 
 
 def _whole(found: Decision) -> Decision:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 PLAIN_SECONDS = 10.0
 """How often progress is printed where there is no terminal to redraw."""
+BESIDE_SECONDS = 0.1
+"""What takes less beside all batches together is not worth a line."""
 
 
 @contextmanager
@@ -186,11 +188,22 @@ def _looked_back(out: Path) -> list[str]:
             table(console(), head, [_compared(step) for step in found["steps"]])
         took = (found["predicted_seconds"], found["measured_seconds"])
         lines.append(f"predicted {took[0]:.3g} s, measured {took[1]:.3g} s")
+    return [*lines, *_beside(record)]
+
+
+def _beside(record: Mapping[str, Any]) -> Iterator[str]:
+    """What went on beside the batches: inputs put together, values handed over."""
+    preparing, handing = (sum(s[key] for s in record["stages"]) for key in ("preparing", "handing"))
+    if preparing + handing >= BESIDE_SECONDS:
+        yield f"beside the batches: {preparing:.1f} s for inputs, {handing:.1f} s for handing over"
     handed = record.get("handed_over", {}).values()
     shared, copied = (sum(h[key] for h in handed) for key in ("shared_bytes", "copied_bytes"))
     if shared or copied:
-        lines.append(f"handed over between processes: {size(shared)} shared, {size(copied)} copied")
-    return lines
+        yield f"handed over between processes: {size(shared)} shared, {size(copied)} copied"
+    for step, h in record.get("handed_over", {}).items():
+        if "int8_saved_bytes" in h:
+            error = f"off by {h['int8_largest_error']:.2g} of the largest of a row at most"
+            yield f"{step}: vectors went as int8, {size(h['int8_saved_bytes'])} less, {error}"
 
 
 def _compared(step: Mapping[str, Any]) -> list[str]:

@@ -22,6 +22,8 @@ class Rows:
     ids: tuple[RowId, ...]
     whole: ClassVar[bool] = False
     """Whether such rows stand for the whole corpus, under the id `()`, also where they are an input."""
+    lossy: ClassVar[tuple[str, ...]] = ()
+    """Columns of vectors that may travel as int8 where the user allows it (see `pipeline.compressed`)."""
 
     def __post_init__(self) -> None:
         for f in fields(self):

@@ -10,14 +10,17 @@ Nothing here reads a clock, a random number or a file: the same events give the 
 
 from __future__ import annotations
 
-from pipeline.board import QUEUED, Batch, Board, Task
-from pipeline.events import Done, Event, Failed, Instruction, Lost, Part, Start, Submit
-from pipeline.holds import Longest, items_of, parts_of
+from functools import partial
+
+from pipeline.board import QUEUED, Board
+from pipeline.events import Done, Event, Failed, Instruction, Lost, Start, Submit
+from pipeline.holds import Longest, items_of
+from pipeline.merging import Merging
 from pipeline.plan import Plan
 from pipeline.policies import POLICIES
 from pipeline.policy import Lanes, Queue, Queues, Sizes, build
-from pipeline.program import Program, Step
-from pipeline.stage import expands
+from pipeline.program import Program
+from pipeline.tasks import Batch, Task, bad_rows, left_of, made_by, merged, submit, task_of
 from pipeline.tracking import Instance, Tracker
 from pipeline.wiring import owned
 
@@ -42,6 +45,7 @@ class Scheduler:
         self._steps = {s.name: s for s in program.steps}
         self._deepest_first = tuple(reversed(program.steps))
         self._own = {s.name: {e.port for e in s.edges if owned(s, e)} for s in program.steps}
+        self._merging = Merging(program, plan, policies)
         self._numbers = 0
         self._place()
 
@@ -66,7 +70,8 @@ class Scheduler:
         else:
             self._lose(event)
         self._dispatch()
-        said = sorted(self._rows.said, key=lambda s: not isinstance(s, Submit))
+        said: list[Instruction] = [s for s in self._rows.said if isinstance(s, Submit)]
+        said += [s for s in self._rows.said if not isinstance(s, Submit)]
         self._rows.said.clear()
         return said
 
@@ -95,30 +100,21 @@ class Scheduler:
 
     def _done(self, event: Done) -> None:
         task = self.board.retire(event.task)
-        places = {place[1]: place for place in task.rows}
-        self.board.weights.see(task.step.name, len(task.rows), task.read, event.meta.nbytes)
         self._rows.holds.add(event.task, event.meta.nbytes, len(event.meta.ids))
-        if expands(task.step.stage):
-            at = [(places[i[:-1]][0], i) for i in event.meta.ids]
-        else:
-            at = [places[i] for i in event.meta.ids]
-        self._rows.made(task.step.name, at, items_of(event.task, event.meta))
-        self._rows.settled(task.step, task.rows, good=True)
+        for part, at, items, nbytes in made_by(task, event):
+            self.board.weights.see(part.step.name, len(part.rows), part.read, nbytes)
+            self._rows.made(part.step.name, at, items)
+            self._rows.settled(part.step, part.rows, good=True)
         self._rows.holds.drop(event.task)
 
     def _failed(self, event: Failed) -> None:
         task, fault = self.board.retire(event.task), event.fault
-        bad = {p: fault.rows[p[1]] for p in task.rows if p[1] in fault.rows} if fault.rows else {}
-        if not bad and len(task.rows) == 1:
-            bad = dict.fromkeys(task.rows, (fault.category, fault.message))
+        bad = bad_rows(task, fault)
         for place, (category, message) in bad.items():
             self._rows.failed(task.step.name, place, category, message, fault.detail)
         self._rows.settled(task.step, bad, good=False)
-        left = [p for p in task.rows if p not in bad]
-        cut = len(left) if bad else len(left) // 2
-        for places in (left[:cut], left[cut:]):
-            if places:
-                self.board.again[task.step.name].append({p: task.rows[p] for p in places})
+        for step, rows in left_of(task, bad):
+            self.board.again[step].append(rows)
 
     def _lose(self, event: Lost) -> None:
         self.board.lose(event.device)
@@ -149,11 +145,11 @@ class Scheduler:
             for lane in self.board.with_room():
                 steps = steps_of[lane]
                 while steps not in refused and self.board.is_free(lane, depth):
-                    step = self._choose(lane, steps, depth)
-                    if step is None:
+                    crew = self._choose(lane, steps, depth)
+                    if not crew:
                         refused |= {steps} if not self._sizes else set()
                         break
-                    self._submit(step, lane)
+                    self._submit(crew, lane)
                     refused.clear()
 
     def _helped(self) -> dict[str, tuple[str, ...]]:
@@ -166,18 +162,22 @@ class Scheduler:
             at[s.name] = set(wanted or self.board.left(planned))  # a policy may not know of lost lanes
         return {lane: tuple(s for s in at if lane in at[s]) for lane in self._plan.machine.names}
 
-    def _choose(self, lane: str, steps: tuple[str, ...], depth: int) -> Step | None:
-        """The step to run next on a lane: the deepest that has enough rows, or None to wait."""
-        here = [s for s in steps if self.board.has_rows(s)]
+    def _choose(self, lane: str, steps: tuple[str, ...], depth: int) -> tuple[str, ...]:
+        """The steps of the next batch on a lane: the deepest that has enough rows, and who joins it.
+
+        Nobody, to wait. Over the window nobody joins: who runs then is chosen one by one.
+        """
+        here = others = [s for s in steps if self.board.has_rows(s)]
         if here and self._is_full:
             if self._drains(here[0]):
-                return self._steps[here[0]]
-            here = [s for s in here if self.board.weights.is_light(s)]
-        worth = (s for s in here if self._is_worth(s, lane))
-        best = next(worth, None)
-        if best is None or (depth > 1 and not any(self._is_plenty(s, lane) for s in (best, *worth))):
-            return None
-        return self._steps[best]
+                return (here[0],)
+            here, others = [s for s in here if self.board.weights.is_light(s)], []
+        crews = self._merging.crews(here, others, partial(self._size, lane=lane), self.board)
+        worth = (c for c in crews if self._is_worth(c, lane))
+        best = next(worth, ())
+        if depth > 1 and not any(self._is_plenty(c, lane) for c in (best, *worth) if c):
+            return ()
+        return best
 
     @property
     def _is_full(self) -> bool:
@@ -198,15 +198,17 @@ class Scheduler:
                 return False
         return False
 
-    def _is_worth(self, step: str, lane: str) -> bool:
+    def _is_worth(self, crew: tuple[str, ...], lane: str) -> bool:
         """Whether a batch should run now: full, or nothing that could fill it is moving."""
-        full = self.board.waiting(step) >= self._size(step, lane)
-        return bool(self.board.again[step]) or full or not self.board.coming(step)
+        step = crew[0]
+        if self.board.again[step] or self.board.waiting(*crew) >= self._size(step, lane):
+            return True
+        return not self.board.coming(step) and (self._is_full or not self._merging.near(step, self.board))
 
-    def _is_plenty(self, step: str, lane: str) -> bool:
+    def _is_plenty(self, crew: tuple[str, ...], lane: str) -> bool:
         """Whether a batch may wait behind another: no other lane could take it sooner."""
-        lanes = len(self._left[step])
-        return lanes == 1 or self.board.waiting(step) > self._size(step, lane) * lanes
+        lanes = len(self._left[crew[0]])
+        return lanes == 1 or self.board.waiting(*crew) > self._size(crew[0], lane) * lanes
 
     def _size(self, step: str, lane: str) -> int:
         size = self._plan.placements[step].batch
@@ -214,16 +216,21 @@ class Scheduler:
             size = policy.size(step, lane, size, self.board)
         return size
 
-    def _submit(self, step: Step, lane: str) -> None:
-        again, ready = self.board.again[step.name], self._rows.ready[step.name]
-        rows: Batch = again.pop() if again else dict(ready.take(self._size(step.name, lane), lane))
-        own = self._own[step.name]
-        parts = tuple((e.port, _parts(rows, e.port, e.port in own)) for e in step.edges)
-        read = sum(self._rows.holds.weigh(p) for port, found in parts if port in own for p in found)
-        promised = self.board.weights.expected(step.name, len(rows))
+    def _submit(self, crew: tuple[str, ...], lane: str) -> None:
+        again, most = self.board.again[crew[0]], self._size(crew[0], lane)
+        if again:
+            found = [(crew[0], again.pop())]
+        else:
+            shares = self._merging.shares(crew, most, self.board)
+            found = [(s, dict(self._rows.ready[s].take(share, lane))) for s, share in shares]
+        task = merged([self._task(s, lane, rows) for s, rows in found])
         self._numbers += 1
-        self.board.begin(self._numbers, Task(step, lane, rows, read, promised))
-        self._rows.said.append(Submit(self._numbers, step.name, lane, parts, tuple(p[1] for p in rows)))
+        self.board.begin(self._numbers, task)
+        self._rows.said.append(submit(self._numbers, task))
+
+    def _task(self, step: str, lane: str, rows: Batch) -> Task:
+        promised = self.board.weights.expected(step, len(rows))
+        return task_of(self._steps[step], lane, rows, self._own[step], self._rows.holds.weigh, promised)
 
     def _abandon(self) -> bool:
         """Fail what no lane can run any more; whether there was anything."""
@@ -237,9 +244,3 @@ class Scheduler:
                     self._rows.failed(step.name, place, *GONE)
                 self._rows.settled(step, rows, good=False)
         return found
-
-
-def _parts(rows: Batch, port: str, own: bool) -> tuple[Part, ...]:
-    """What a batch reads at a port; rows that its instances share come once."""
-    items = [i for row in rows.values() for i in row[port]]
-    return parts_of(items if own else dict.fromkeys(items))

@@ -1,14 +1,15 @@
 """A run on a virtual clock: the very Scheduler that drives Dask, and estimates instead of work.
 
-Nothing is computed: each batch takes as long as it is estimated to, gives as many rows as its flow says,
-and moves between memories at the speed of their link. The same plan and rows give the same timeline.
+Nothing is computed: each batch takes as long as it is estimated to with the rows that are in it (padded to
+the longest, where its stage pads), gives as many rows as its flow says, and moves between memories at the
+speed of their link. The same plan and rows give the same timeline.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,9 +17,11 @@ from pipeline.estimate import Estimates
 from pipeline.events import Done, Event, Free, Key, Lost, Meta, Start, Submit
 from pipeline.invent import Inventor
 from pipeline.machine import HOST, Device
+from pipeline.merging import alone, shares, spans, together
 from pipeline.plan import Plan
 from pipeline.roofline import Bill, bill, joules
 from pipeline.scheduler import Scheduler
+from pipeline.stage import batch_length
 from pipeline.timeline import Span, Stall, Timeline
 from pipeline.watch import Watch
 
@@ -117,22 +120,24 @@ class Simulation:
         if start > now:
             self._watch.note(Stall(lane, now, start, "link", task.step))
         opening = self._opening(task.step, device)
-        length = self._length(task)
+        lengths = self._lengths(task)
+        length = batch_length(self._estimates.steps[task.step].stage, lengths)
         took = self._estimates.seconds(task.step, device, rows, length / rows if rows else 0.0)
         end = start + opening + took
         self._running[lane] = Span(task.step, lane, start, end, rows, length, opening=opening)
-        self._at(end, self._finish, lane, task)
+        self._at(end, self._finish, lane, task, lengths)
 
-    def _finish(self, now: float, lane: str, task: Submit) -> None:
+    def _finish(self, now: float, lane: str, task: Submit, lengths: Sequence[int]) -> None:
         if task.task not in self._scheduler.board.tasks:
             return  # the lane was lost meanwhile
         span = self._running.pop(lane)
         self._lanes[lane].popleft()
         if self._lanes[lane]:
             self._begin(now, lane)
-        meta = self._inventor.made(task, self._lengths(task))
+        parts = zip(alone(task), shares(task), strict=True)
+        meta = together([self._inventor.made(part, lengths[at]) for part, (_, at) in parts])
         span = replace(span, made=len(meta.ids), nbytes=float(meta.nbytes))
-        self._spans.append(span)
+        self._spans += spans(task, span)
         cost = self._estimates.guess(span.step, self._devices[lane], span.rows, span.length / span.rows).cost
         self._joules += joules(cost, self._devices[lane]) if cost else 0.0
         self._values[task.task] = _Value(
@@ -170,7 +175,8 @@ class Simulation:
                 if value.device.pool != device.pool:
                     nbytes = value.nbytes * len(part.rows)
                     seconds += self._machine.seconds(value.device, device, nbytes)
-                    self._moved[task.step] += nbytes
+                    for step in alone(task):
+                        self._moved[step.step] += nbytes * len(step.owed) / len(task.owed)
         return seconds
 
     def _lengths(self, task: Submit) -> list[int]:
@@ -181,9 +187,6 @@ class Simulation:
             if port in self._own[task.step] and None not in hints:
                 found.append([x[i] for x, p in zip(hints, parts, strict=True) if x for i in p.rows])
         return max(found, key=sum)
-
-    def _length(self, task: Submit) -> float:
-        return float(sum(self._lengths(task)))
 
 
 def simulate(

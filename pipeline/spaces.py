@@ -92,6 +92,8 @@ def _may_join(step: Step, alike: tuple[tuple[Device, ...], ...], estimates: Esti
     """Groups that may share a step: accelerators among each other; a CPU where the gate of APEX allows."""
     if len(alike) == 1 or all(g[0].kind != "cpu" for g in alike):
         return True
+    if set(alike[0][0].cores) & {core for d in alike[1] for core in d.cores}:
+        return False  # they never run at once: which of them does is for a policy to say
     usual = rows(step)
     first, second = sorted(alike, key=lambda g: g[0].kind == "cpu")
     fast, slow = (estimates.lane(step.name, g[0], usual) for g in (first, second))

@@ -14,7 +14,12 @@ No base class and no registration. `open` is optional. Class variables say what 
     gathers: ClassVar[int] = 0        one row out for all rows whose ids share that many first elements;
                                       its id is set for it
     batch: ClassVar[int] = 64         rows to a batch, where the node does not say
+    in_flight: ClassVar[int] = 1      batches that may be in `run` at once, in threads, on one state
     accelerated: ClassVar[bool]       gains from an accelerator; otherwise it stays on the CPU
+    pads: ClassVar[bool]              each row of a batch costs as much as its longest
+    leaves: ClassVar[str] = "device"  on a CUDA lane its rows hold tensors of that GPU, and they stay there:
+                                      readers on a GPU find them on theirs, all others on the host. Not for
+                                      rows that are mostly read on the host. Default: "host"
     shares: ClassVar[tuple[str, ...]] parameters that decide what `open` returns; stages that agree on
                                       them share one state. Default: all parameters
     role: ClassVar[str]               "prepare", "relevancy", "retrieve" or "apply"; else by its output
@@ -32,7 +37,7 @@ from __future__ import annotations
 import inspect
 import pickle
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from typing import Any
@@ -105,9 +110,39 @@ def batch_size(stage: Any) -> int:
     return int(getattr(stage, "batch", DEFAULT_BATCH))
 
 
+def in_flight(stage: Any) -> int:
+    """How many batches may be in `run` at once, in threads; the stage merges what they ask."""
+    return int(getattr(stage, "in_flight", 1))
+
+
 def accelerated(stage: Any) -> bool:
     """Whether the stage gains from an accelerator."""
     return bool(getattr(stage, "accelerated", False))
+
+
+def pads(stage: Any) -> bool:
+    """Whether the rows of a batch are padded to its longest."""
+    return bool(getattr(stage, "pads", False))
+
+
+def batch_length(stage: Any, lengths: Sequence[float]) -> float:
+    """The cost hints of a batch in sum; of a stage that pads, each is as long as the longest."""
+    return float(len(lengths) * max(lengths) if pads(stage) and lengths else sum(lengths))
+
+
+def length_of(stage: Any, batch: Mapping[str, Rows]) -> float:
+    """As `batch_length`, of the port where it is largest; rows that others share do not count."""
+    depth = max((len(i) for rows in batch.values() for i in rows.ids[:1]), default=0)
+    own = [rows.lengths or () for rows in batch.values() if len(rows) and len(rows.ids[0]) == depth > 0]
+    return max((batch_length(stage, lengths) for lengths in own), default=0.0)
+
+
+def leaves(stage: Any) -> str:
+    """Where the rows lie that it makes on a CUDA lane, "host" or "device". Raises GraphError for others."""
+    found = str(getattr(stage, "leaves", "host"))
+    if found not in ("host", "device"):
+        raise GraphError(f'stage {type(stage).__name__}: `leaves` is "host" or "device", not {found!r}')
+    return found
 
 
 def cost_of(stage: Any, work: Work) -> Cost | None:

@@ -8,12 +8,53 @@ from dataclasses import dataclass, field
 from pipeline.errors import RowId
 
 
+@dataclass(slots=True)
+class Counts:
+    """Bytes that readers were given without a copy, and those that were written or read anew.
+
+    `saved`: bytes that did not travel since vectors went as int8; `error`: the most that an element of them
+    is off, as a part of the largest of its row.
+    """
+
+    shared: int = 0
+    copied: int = 0
+    saved: int = 0
+    error: float = 0.0
+
+    def add(self, other: Counts) -> None:
+        """Count more."""
+        self.shared += other.shared
+        self.copied += other.copied
+        self.saved += other.saved
+        self.error = max(self.error, other.error)
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """A batch in monotonic seconds of its worker, from `start` to `end` on the lane.
+
+    `opening`: those between that opened the stage; `length`: see `stage.length_of`; `preparing`,
+    `handing`: seconds for its inputs and for handing on its value, while other batches may have the lane;
+    `moved`: the bytes of both.
+    """
+
+    start: float
+    end: float
+    opening: float = 0.0
+    length: float = 0.0
+    preparing: float = 0.0
+    handing: float = 0.0
+    moved: Counts = field(default_factory=Counts)
+
+
 @dataclass(frozen=True, slots=True)
 class Span:
     """One batch of one step on one device; times in seconds from the start of the run.
 
     `length`: sum of the rows' cost hints; `made`: rows that came of it; `nbytes`: what they weigh;
-    `opening`: seconds of the span that went into opening the stage.
+    `opening`: seconds of the span that went into opening the stage. `preparing`, `handing`: seconds before
+    and after the span in which its inputs were put together and its value was handed on; the lane may have
+    run other batches meanwhile.
     """
 
     step: str
@@ -25,6 +66,8 @@ class Span:
     made: int = 0
     nbytes: float = 0.0
     opening: float = 0.0
+    preparing: float = 0.0
+    handing: float = 0.0
 
     @property
     def seconds(self) -> float:
@@ -71,12 +114,14 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """All spans of a step: batches, rows, and busy seconds."""
+    """All spans of a step: batches, rows, busy seconds, and those beside them."""
 
     step: str
     batches: int
     rows: int
     seconds: float
+    preparing: float = 0.0
+    handing: float = 0.0
 
 
 def totals(spans: Iterable[Span]) -> tuple[Total, ...]:
@@ -84,7 +129,8 @@ def totals(spans: Iterable[Span]) -> tuple[Total, ...]:
     found: dict[str, Total] = {}
     for s in spans:
         t = found.get(s.step, Total(s.step, 0, 0, 0.0))
-        found[s.step] = Total(s.step, t.batches + 1, t.rows + s.rows, t.seconds + s.end - s.start)
+        seconds = (t.seconds + s.end - s.start, t.preparing + s.preparing, t.handing + s.handing)
+        found[s.step] = Total(s.step, t.batches + 1, t.rows + s.rows, *seconds)
     return tuple(found.values())
 
 

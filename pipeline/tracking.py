@@ -154,7 +154,8 @@ class Tracker:
         return None
 
     def _make_ready(self, name: str, place: Place, found: dict[str, tuple[Item, ...]]) -> None:
-        self.ready[name].add(Waiting((place, found), length_of(found), place[1][:1], mate_of(found)))
+        own = {port: found[port] for port in self._waiting[name].get(place, found)}  # shared rows weigh alike
+        self.ready[name].add(Waiting((place, found), length_of(own), place[1][:1], mate_of(found)))
 
     # rows that will never come
 

@@ -1,9 +1,7 @@
-"""Values on edges: batches of rows.
+"""Values on edges: batches of rows, as `pipeline.rows` has them.
 
-A batch is columns of equal length and a row id each. Columns are tuples (anything per row) or arrays
-whose first axis is the row. Ids are paths, so their arithmetic is that of paths: a one-to-many stage
-appends one element, a many-to-one stage cuts, and a row meets every row whose id it is a prefix of.
-Nothing here knows of models or files, and nothing here changes after it is made.
+Ids are paths, so their arithmetic is that of paths: a one-to-many stage appends one element, a many-to-one
+stage cuts, and a row meets every row whose id it is a prefix of. Nothing here knows of models or files.
 
 Shapes: B rows, D embedding width, H x W pixels, L lines on a page, S prompt tokens.
 """
@@ -17,11 +15,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.errors import RowId
+from pipeline.generated import (
+    Answers,
+    Citation,
+    Completions,
+    KVCache,
+    Passage,
+    Passages,
+    Prompts,
+    Steps,
+)
 from pipeline.rows import Rows
 
 __all__ = [
     "Answers", "Chunks", "Citation", "Completions", "Corpora", "Documents", "Embeddings", "Hits",
-    "Indexes", "PageTexts", "Pages", "Passage", "Passages", "Prompts", "Queries", "RowId", "Rows",
+    "Indexes", "KVCache", "PageTexts", "Pages", "Passage", "Passages", "Prompts", "Queries", "RowId", "Rows",
     "Steps",
 ]  # fmt: skip
 
@@ -31,6 +39,17 @@ class Documents(Rows):
     """Files to read. Id: `(name,)`, the path relative to the documents folder, with `/`."""
 
     paths: tuple[str, ...]
+    sizes: tuple[int, ...] = ()
+    """Bytes of each; 0 where nobody has looked, of all by default."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sizes", self.sizes or (0,) * len(self.ids))
+        Rows.__post_init__(self)
+
+    @property
+    def lengths(self) -> tuple[int, ...] | None:
+        """Thousands of bytes of each file, begun ones counted."""
+        return tuple(-(-n // 1000) for n in self.sizes) if any(self.sizes) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +109,7 @@ class Embeddings(Rows):
     """`vectors`: float32 [B, D], unit length."""
 
     vectors: NDArray[np.float32]
+    lossy: ClassVar[tuple[str, ...]] = ("vectors",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,113 +148,3 @@ class Hits(Rows):
 
     chunks: tuple[tuple[RowId, ...], ...]
     scores: tuple[NDArray[np.float32], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Passage:
-    """A chunk with its text, as found for a question."""
-
-    id: RowId
-    text: str
-    heading: str
-    start: int
-    end: int
-    score: float
-    boxes: tuple[tuple[float, float, float, float], ...] = ()
-    also: tuple[RowId, ...] = ()
-    """Other chunks with the very same text."""
-
-
-@dataclass(frozen=True, slots=True)
-class Passages(Rows):
-    """The texts behind the hits, best first. Id: `(question id,)`."""
-
-    passages: tuple[tuple[Passage, ...], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Prompts(Rows):
-    """What a model is to continue. `tokens`: int32 [S] per row; no tokens: nothing to ask.
-
-    `passages`: those in the prompt, numbered from 1; `trimmed`: how many did not fit the window.
-    """
-
-    tokens: tuple[NDArray[np.int32], ...]
-    passages: tuple[tuple[Passage, ...], ...]
-    trimmed: tuple[int, ...]
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        """Prompt tokens of each row."""
-        return tuple(len(t) for t in self.tokens)
-
-    @property
-    def keys(self) -> tuple[str | int | None, ...]:
-        """The document of each row's first passage, whose tokens come first."""
-        return tuple(found[0].id[0] if found else None for found in self.passages)
-
-
-@dataclass(frozen=True, slots=True)
-class Completions(Rows):
-    """What a model said. `stops`: "end", "length", or "skipped" where there was no prompt."""
-
-    texts: tuple[str, ...]
-    prompt_tokens: tuple[int, ...]
-    new_tokens: tuple[int, ...]
-    stops: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Steps(Rows):
-    """A multi-step question between two rounds. Id: `(question id,)`.
-
-    `queries`: what to search next; `passages`: all found so far; `completions`: the last answer;
-    `prompt_tokens`, `new_tokens`, `rounds`: spent so far; `done`: bool [B], leave the loop.
-    """
-
-    questions: tuple[str, ...]
-    documents: tuple[str, ...]
-    queries: tuple[str, ...]
-    passages: tuple[tuple[Passage, ...], ...]
-    completions: tuple[str, ...]
-    prompt_tokens: tuple[int, ...]
-    new_tokens: tuple[int, ...]
-    stops: tuple[str, ...]
-    rounds: tuple[int, ...]
-    done: NDArray[np.bool_]
-
-
-@dataclass(frozen=True, slots=True)
-class Citation:
-    """Where an answer comes from: `page` from 1, `start` and `end` in characters of the page's text."""
-
-    document: str
-    page: int
-    start: int
-    end: int
-    quote: str
-    score: float
-    boxes: tuple[tuple[float, float, float, float], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Answers(Rows):
-    """Finished questions. Id: `(question id,)`.
-
-    `statuses`: "answered" or "unanswered" (with a reason). `attributions`: how the citations were found:
-    "marked" by the model, "supported" by overlap and similarity, "extracted" (the answer is the passage's
-    own sentence, since no passage had a word of what the model said), or "none". `dropped`: invalid marks.
-    """
-
-    texts: tuple[str, ...]
-    statuses: tuple[str, ...]
-    reasons: tuple[str, ...]
-    citations: tuple[tuple[Citation, ...], ...]
-    attributions: tuple[str, ...]
-    dropped: tuple[int, ...]
-    passages: tuple[tuple[Passage, ...], ...]
-    trimmed: tuple[int, ...]
-    rounds: tuple[int, ...]
-    prompt_tokens: tuple[int, ...]
-    new_tokens: tuple[int, ...]
-    stops: tuple[str, ...]

@@ -7,18 +7,21 @@ workers that die.
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from threading import Lock
 from typing import Any
 
 from pipeline.apply import Fault, apply, assemble, fault
+from pipeline.buffers.stations import Stations
+from pipeline.clock import Clock
 from pipeline.errors import RidgewayError, RowId
 from pipeline.events import Meta, describe
 from pipeline.machine import Device
-from pipeline.shelf import BY_REFERENCE, Carry, Counts, Shelf, Token, token
-from pipeline.stage import Ports, open_stage, ports, state_key
+from pipeline.shelf import BY_REFERENCE, Carry, Shelf, Token, token
+from pipeline.stage import Ports, in_flight, length_of, open_stage, ports, state_key
+from pipeline.timeline import Counts, Times
 from pipeline.values import Rows
 
 
@@ -64,20 +67,6 @@ class Made:
 
 
 @dataclass(frozen=True, slots=True)
-class Times:
-    """Monotonic seconds on the worker. `opening`: those between that opened the stage; `length`: the sum of
-    the rows' cost hints; `shared`, `copied`: bytes handed over without and with a copy.
-    """
-
-    start: float
-    end: float
-    opening: float = 0.0
-    length: float = 0.0
-    shared: int = 0
-    copied: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class Report:
     """A `Made` without its payload, for the client. `token`: what it is called when it is freed."""
 
@@ -89,65 +78,70 @@ class Report:
 
 
 class States:
-    """The opened stages of one lane, which runs one batch at a time, and the values that it keeps."""
+    """The opened stages of one lane, which runs one batch at a time, and the values that it keeps.
+
+    A stage that merges what several batches ask may have as many of them open as it says.
+
+    While a batch runs, the next puts its inputs together, and the value of the one before is handed on.
+    """
 
     def __init__(self) -> None:
         self._states: dict[tuple[Any, ...], Any] = {}
         self.shelf = Shelf()
-        self._lane = threading.Lock()
+        self._lane = Stations(3)
+        self._lock = Lock()
+        self._ended = 0.0
 
     def run(
         self, order: Order, values: Sequence[Made | Rows], begun: Callable[[], None] = lambda: None
     ) -> Made:
         """Carry out an order; never raises for what goes wrong in a stage.
 
-        `begun` is called once the lane is ours: orders run in the order in which they come.
+        `begun` is called when it begins: the next order may come then, and waits until this one has the
+        lane. So they run in the order in which they come.
         """
-        with self._lane:
-            begun()
-            pin(order.device.cores)
-            clock = _Clock(time.monotonic(), self.shelf)
-            self.shelf.free(order.freed)
-            try:
-                made = self._attempt(order, values, clock)
-                rows, given = self.shelf.hand(made, order.carry)
-            except RidgewayError as error:
-                return Made(None, None, error, clock.times())
-            except Exception as error:
-                return Made(None, fault(error), None, clock.times())
-            return Made(rows, None, None, clock.times(), given, describe(made))
+        clock = Clock()
+        try:
+            with self._lane.through(clock.mark) as onward:
+                begun()
+                pin(order.device.cores)
+                batch = self._prepare(order, values, clock)
+                onward(state_key(order.stage), in_flight(order.stage))
+                made = self._apply(order, batch, clock)
+                del batch  # else two of them would live while this value waits to be handed on
+                onward()
+                rows, given = self.shelf.hand(made, order.carry, clock.moved)
+        except RidgewayError as error:
+            return Made(None, None, error, clock.times())
+        except Exception as error:
+            return Made(None, fault(error), None, clock.times())
+        return Made(rows, None, None, clock.times(), given, describe(made))
 
-    def _attempt(self, order: Order, values: Sequence[Made | Rows], clock: _Clock) -> Rows:
-        whole = [rows_of(value, self.shelf) for value in values]
+    def _prepare(self, order: Order, values: Sequence[Made | Rows], clock: Clock) -> dict[str, Rows]:
+        """The inputs. What is freed makes room for what comes."""
+        self.shelf.begin(order.device.torch, order.carry, order.freed)
+        whole = [rows_of(value, self.shelf, clock.moved) for value in values]
         parts = {port: [taken(whole[at], rows) for at, rows in found] for port, found in order.ports}
         batch = assemble(order.stage, order.kinds, parts)
-        clock.length = max((float(sum(rows.lengths or ())) for rows in batch.values()), default=0.0)
-        return apply(order.stage, order.kinds, self._state(order, clock), batch, order.owed)
+        clock.length = length_of(order.stage, batch)
+        return batch
 
-    def _state(self, order: Order, clock: _Clock) -> Any:
+    def _apply(self, order: Order, batch: dict[str, Rows], clock: Clock) -> Rows:
+        """Run the stage. Of batches that share the lane each has the time since another ended."""
+        try:
+            return apply(order.stage, order.kinds, self._state(order, clock), batch, order.owed)
+        finally:
+            with self._lock:
+                clock.since, self._ended = self._ended, time.monotonic()
+
+    def _state(self, order: Order, clock: Clock) -> Any:
         key = (order.device.name, *state_key(order.stage))
-        if key not in self._states:
-            began = time.monotonic()
-            self._states[key] = open_stage(order.stage, order.device)
-            clock.opening = time.monotonic() - began
+        with self._lock:
+            if key not in self._states:
+                began = time.monotonic()
+                self._states[key] = open_stage(order.stage, order.device)
+                clock.opening = time.monotonic() - began
         return self._states[key]
-
-
-@dataclass(slots=True)
-class _Clock:
-    start: float
-    shelf: Shelf
-    opening: float = 0.0
-    length: float = 0.0
-    before: Counts = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.before = self.shelf.counts
-
-    def times(self) -> Times:
-        now = self.shelf.counts
-        moved = (now.shared - self.before.shared, now.copied - self.before.copied)
-        return Times(self.start, time.monotonic(), self.opening, self.length, *moved)
 
 
 def pin(cores: tuple[int, ...]) -> None:
@@ -161,11 +155,11 @@ def report(made: Made) -> Report:
     return Report(made.meta, made.fault, made.fatal, made.times, token(made.given))
 
 
-def rows_of(value: Made | Rows, shelf: Shelf) -> Rows:
-    """The rows of a value: a source, or one that a task made, here or elsewhere."""
+def rows_of(value: Made | Rows, shelf: Shelf, moved: Counts | None = None) -> Rows:
+    """The rows of a value: a source, or one that a task made, here or elsewhere. Counts what that moves."""
     if isinstance(value, Rows):
         return value
-    return value.rows if value.rows is not None else shelf.take(value.given)
+    return value.rows if value.rows is not None else shelf.take(value.given, moved)
 
 
 def taken(value: Rows, rows: tuple[int, ...]) -> Rows:

@@ -3,10 +3,12 @@
 from pipeline.lookup import Table
 
 STAGES: Table = {
+    "AskServer": "stages.ask_server:AskServer",
     "BeginSteps": "stages.steps:BeginSteps",
     "Cite": "stages.cite:Cite",
     "Collect": "stages.steps:Collect",
     "Decide": "stages.steps:Decide",
+    "Decode": "stages.decode:Decode",
     "Embed": "stages.embed:Embed",
     "EmbedQueries": "stages.embed:EmbedQueries",
     "EndSteps": "stages.steps:EndSteps",
@@ -17,6 +19,7 @@ STAGES: Table = {
     "IndexWords": "stages.index:IndexWords",
     "ListPages": "stages.read:ListPages",
     "NextQueries": "stages.steps:NextQueries",
+    "Prefill": "stages.prefill:Prefill",
     "ReadPages": "stages.read:ReadPages",
     "Recognize": "stages.recognize:Recognize",
     "Search": "stages.search:Search",

@@ -26,6 +26,7 @@ from pipeline.events import (
 from pipeline.graph import Graph
 from pipeline.local import Outcome, Result
 from pipeline.machine import Device, Machine
+from pipeline.merging import alone
 from pipeline.plan import Plan, place
 from pipeline.program import flatten
 from pipeline.scheduler import Scheduler
@@ -109,9 +110,10 @@ class Driver:
                 self.emit(said)
 
     def check(self, task: Submit) -> None:
-        placement = self.plan.placements[task.step]
-        assert task.device in self.able[task.step] - self.lost
-        assert 0 < len(task.owed) == len(set(task.owed)) <= placement.batch
+        for part in alone(task):
+            placement = self.plan.placements[part.step]
+            assert task.device in self.able[part.step] - self.lost
+            assert 0 < len(part.owed) == len(set(part.owed)) <= len(task.owed) <= placement.batch
         assert sum(w.device == task.device for w in self.waiting) <= QUEUED
 
     def work(self, task: Submit) -> Event:

@@ -119,3 +119,24 @@ def inputs_for(draw: Any, graph: Graph) -> dict[str, Rows]:
 
 def _rows(name: str, values: list[int]) -> Numbers:
     return numbers(**{f"{name}{i}": x for i, x in enumerate(values)})
+
+
+@st.composite
+def alike(draw: Any) -> Graph:
+    """A graph whose branches and loops hold equal stages, at one depth of ids or another."""
+    plus, picky, twice = Plus(1, draw(bad | st.just(-1))), Picky(draw(st.integers(5, 9))), plain_body(draw)
+    nodes = [node("pages", Fan(4, draw(bad)), a="docs")]
+    refs = {"docs": ["docs"], "asks": ["asks"], "pages": ["pages"]}
+    for i in range(draw(st.integers(2, 7))):
+        line = draw(st.sampled_from(sorted(refs)))
+        ref = st.sampled_from(refs[line])
+        kind = draw(st.sampled_from(["plus", "plus", "picky", "join", "join", "loop"]))
+        if kind == "loop":
+            nodes.append(node(f"n{i}", twice, n=draw(ref)))
+            refs[line].append(f"n{i}.next")
+            continue
+        ports = {"a": draw(ref), "b": draw(ref)} if kind == "join" else {"a": draw(ref)}
+        stage = {"plus": plus, "picky": picky, "join": Join()}[kind]
+        nodes.append(node(f"n{i}", stage, batch=draw(st.sampled_from([None, None, 1, 3])), **ports))
+        refs[line].append(f"n{i}")
+    return _graph(nodes)

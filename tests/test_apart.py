@@ -135,6 +135,23 @@ def test_arrays_are_the_same_by_every_way(apart: Client, way: str) -> None:
     assert left() == before
 
 
+@pytest.mark.usefixtures("_way")
+@pytest.mark.parametrize("way", ["bytes"])
+def test_where_loss_is_allowed_vectors_go_as_int8_between_stages_and_no_output_does(apart: Client) -> None:
+    plan = place(flatten(arrays()), LANES, 8 << 20)
+    exact, lossy = (run(arrays(), queries(12), apart, plan=replace(plan, lossy=b)) for b in (False, True))
+    right, found = ({(r.output, r.id): r.rows for r in each} for each in (exact, lossy))
+    assert sum(c.saved for c in exact.handed.values()) == 0
+    assert {step for step, c in lossy.handed.items() if c.saved} == {"big", "same", "half"}
+    assert 0 < max(c.error for c in lossy.handed.values()) <= 1.001 / 254
+    sent = [sum(c.copied for c in each.handed.values()) for each in (exact, lossy)]
+    assert sent[1] < sent[0] / 1.5
+    for key, rows in right.items():
+        one, two = (getattr(r, "vectors") for r in (rows, found[key]))  # noqa: B009
+        assert key[0] != "out" or not np.array_equal(one, two), "the other may stay within a process"
+        assert np.abs(one - two).max() <= 3 * np.abs(one).max() / 254 * 1.01
+
+
 def test_arrays_are_the_same_by_reference() -> None:
     with local_client(LANES) as client:
         under_way = planned(arrays(), queries(12), client)

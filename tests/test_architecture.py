@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from pipeline import values
+from pipeline import generated, values
 from pipeline.lookup import Table, load
 from pipeline.policies import POLICIES
 from pipeline.stage import ports
@@ -38,16 +38,17 @@ KNOTS = {"pipeline/knot.py"}
 
 ORDER = [
     "versions", "layers", "errors", "lookup", "document", "profiles", "profile_file", "machine",
-    "machine_file", "roofline", "allocator", "dryrun", "memory", "rows", "values", "models", "probes",
-    "hardware", "fingerprint", "kernels", "cuda_kernels", "bench", "calibrate", "stage", "node", "graph",
-    "program", "apply", "local", "timeline", "perfetto", "advice", "compare", "roles", "gates", "chains",
-    "cuts", "policy", "policies", "plan", "handover", "buffers", "events", "wiring", "quiet", "holds",
-    "graves", "groups", "tracking", "board", "scheduler", "watch", "learned", "flows", "estimate", "invent",
-    "simulate", "spaces", "bounds", "pipelined", "search", "candidates", "planner", "reasons", "what_if",
-    "shelf", "worker", "serialisers", "cluster", "hands", "executor", "handoff", "planning", "dumping",
-    "config", "question_files", "questions", "records", "evaluate", "draw", "layout", "canvas", "svg",
-    "catalogue", "schema", "doctor", "stored", "look_back", "run_folder", "job", "report", "plan_report",
-    "foresee", "knot", "shell", "options", "commands", "cli",
+    "machine_file", "roofline", "allocator", "dryrun", "memory", "rows", "generated", "values", "models",
+    "probes", "hardware", "fingerprint", "kernels", "cuda_kernels", "bench", "calibrate", "stage", "node",
+    "graph", "beside", "program", "twins", "apply", "local", "timeline", "perfetto", "advice", "compare",
+    "roles", "gates", "chains", "cuts", "policy", "policies", "plan", "buffers", "handover", "events",
+    "wiring", "quiet", "holds", "graves", "groups", "tracking", "tasks", "board", "merging", "scheduler",
+    "watch", "yields", "learned", "flows", "estimate", "invent", "simulate", "spaces", "bounds",
+    "pipelined", "search", "candidates", "planner", "trial", "reasons", "what_if", "compressed", "shelf",
+    "clock", "worker", "serialisers", "cluster", "hands", "executor", "handoff", "planning", "dumping",
+    "declared", "config", "question_files", "questions", "records", "evaluate", "draw", "layout", "canvas",
+    "svg", "catalogue", "schema", "doctor", "stored", "look_back", "run_folder", "job", "report",
+    "plan_report", "foresee", "knot", "shell", "options", "commands", "cli",
 ]  # fmt: skip
 """The modules of `pipeline`: each imports only what stands before it."""
 
@@ -142,7 +143,8 @@ def test_a_stage_has_ports_of_our_own_types(name: str) -> None:
     found = ports(kind)
     assert kind.__name__ == name
     assert all(
-        k.__module__ in (values.__name__, Rows.__module__) for k in (*found.inputs.values(), found.output)
+        k.__module__ in (values.__name__, generated.__name__, Rows.__module__)
+        for k in (*found.inputs.values(), found.output)
     )
     assert kind.__doc__
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.board import QUEUED, Board, Task
+from pipeline.board import QUEUED, Board
 from pipeline.events import Done, Lost, Meta, Start, Submit
 from pipeline.machine import Device, Machine
 from pipeline.plan import place
 from pipeline.program import flatten
 from pipeline.scheduler import Scheduler
+from pipeline.tasks import Task
 from tests.costed import Busy, Case, chain, lanes
 
 PINNED = Machine(

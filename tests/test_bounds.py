@@ -59,6 +59,12 @@ def test_equal_lanes_share_whole_batches(rows: int, expected: tuple[float, float
     assert (found["cpu:0"], found["cpu:1"]) == expected
 
 
+def test_lanes_that_share_a_core_take_turns() -> None:
+    wide, narrow = Device("cpu:0", 2, profile(), (0, 1)), Device("cpu:1", 1, profile(), (1,))
+    case = Case(chain(Busy(1.0), Busy(2.0)), Machine((wide, narrow)), 4)
+    assert bounds(case).bound({"s0": ("cpu:0",), "s1": ("cpu:1",)}) == pytest.approx(4 + 8)
+
+
 def test_a_stage_is_opened_once_on_each_of_its_lanes() -> None:
     case = Case(chain(Busy(opening=3.0), Busy(opening=3.0)), Machine(lanes(2)), 4)
     assert bounds(case).loads({"s0": ("cpu:0",), "s1": ("cpu:0", "cpu:1")}) == {

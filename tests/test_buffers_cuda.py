@@ -22,7 +22,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks import cuda_moves, cuda_paths
+from benchmarks import cuda_edges, cuda_moves, cuda_paths
 from pipeline.buffers import TRANSPORTS, cuda_ipc, device
 from pipeline.buffers.claims import Claims, Lease
 from pipeline.buffers.cuda import CudaTransport, PeerTransport, join, on_device, split
@@ -32,7 +32,9 @@ from pipeline.buffers.handles import OwnerGoneError, StaleHandleError
 from pipeline.buffers.pinned import LEAST, Pinned, rounded
 from pipeline.buffers.staging import Staging
 from pipeline.errors import PlanError
+from pipeline.handover import ON_GPU
 from pipeline.lookup import load
+from pipeline.machine import Device
 
 
 @dataclass(frozen=True)
@@ -508,7 +510,7 @@ def test_each_thread_has_a_side_stream_of_its_own(cuda: Cuda) -> None:
 # within a process
 
 
-@pytest.mark.parametrize("name", ["cuda", "peer", "cuda-ipc"])
+@pytest.mark.parametrize("name", ["cuda", "peer", "staged", "cuda-ipc"])
 def test_the_ways_are_in_the_table_under_their_names(name: str) -> None:
     assert load(TRANSPORTS[name]).name == name
 
@@ -717,6 +719,22 @@ def test_the_script_runs_its_paths_through(cuda: Cuda, monkeypatch: Any, path: s
     row = cuda_paths.attempt(path, 4096)
     assert row.state == "ok" or "though one after the other" in row.state, row.state
     assert row.state != "ok" or row.seconds > 0
+
+
+@pytest.mark.parametrize("lane", [Device("cpu:0"), Device("cpu:1")])
+def test_an_edge_is_run_and_fails_where_it_took_another_way(lane: Device) -> None:
+    """On lanes of the CPU, which every machine has."""
+    nbytes, seconds = cuda_edges.edge("reference", Device("cpu:0"), lane)(4096)
+    assert nbytes == 4096
+    assert seconds >= 0
+    with pytest.raises(ValueError, match="planned by reference"):
+        cuda_edges.edge("cuda", Device("cpu:0"), lane)(4096)
+
+
+def test_there_is_an_edge_for_each_way_off_a_gpu() -> None:
+    told = {name.partition(",")[0].removeprefix("edge by ") for name in cuda_edges.EDGES}
+    assert told == {*ON_GPU, "arena"}
+    assert set(cuda_edges.EDGES) <= set(cuda_paths.PATHS)
 
 
 def test_a_path_that_gives_other_values_fails_and_one_without_its_device_is_left_out(

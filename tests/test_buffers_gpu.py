@@ -15,12 +15,13 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.cuda_edges import EDGES
+from benchmarks.cuda_moves import Absent, overlapped
 from pipeline.buffers.cuda import CudaTransport, PeerTransport
 from pipeline.buffers.cuda_ipc import CudaIpcTransport
 from pipeline.buffers.device import index_of, pending, refusal, uuid, view
 from pipeline.buffers.handles import OwnerGoneError, StaleHandleError
 from pipeline.buffers.pinned import Pinned
-from pipeline.buffers.ring import overlapped
 from pipeline.buffers.staging import Staging
 
 pytestmark = [
@@ -218,14 +219,22 @@ def test_upload_run_and_download_overlap_and_keep_their_order() -> None:
             return pending(given.take() * 2)
 
     found = overlapped(
-        arrays, lambda a: staging.upload(a, "cuda:0"), double, lambda p: float(staging.download(p)[-1]), 2
+        arrays, lambda a: staging.upload(a, "cuda:0"), double, lambda p: float(staging.download(p)[-1])
     )
-    assert list(found) == [2.0 * i for i in range(20)]
+    assert found == [2.0 * i for i in range(20)]
 
 
 def test_a_device_is_found_by_its_uuid() -> None:
     count = torch.cuda.device_count()
     assert [index_of(uuid(i)) for i in range(count)] == list(range(count))
+
+
+@pytest.mark.parametrize("name", EDGES)
+def test_a_pipeline_hands_over_by_each_way(name: str) -> None:
+    try:
+        EDGES[name](1 << 20)
+    except Absent as why:
+        pytest.skip(str(why))
 
 
 def test_the_value_of_a_dead_process_is_told_as_such() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import random
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -15,11 +16,15 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pipeline.buffers import segment
 from pipeline.buffers.handles import Handle
+from pipeline.buffers.leases import DATA
 from pipeline.buffers.sweep import sweep
+from pipeline.handover import ARENA
+from pipeline.shelf import Carry, Shelf, token
 from tests.buffer_peers import produce, read
 
 KILLS = int(os.environ.get("RIDGEWAY_KILLS", "40"))
@@ -106,6 +111,30 @@ def test_readers_that_are_killed_hold_nothing(tmp_path: Path) -> None:
         assert producer.ask("release") == (0, 0)
     witness.end()
     producer.end()
+
+
+def test_what_a_killed_reader_read_is_freed_once_its_death_is_told(tmp_path: Path) -> None:
+    descriptor, place = segment.create(DATA + (1 << 20), Path)
+    shelf, carry = Shelf(), Carry(ARENA, "run", (place,), 1 << 20, tmp_path)
+    values = np.arange(50_000, dtype=np.uint8)
+    value: Any = (zlib.crc32(values), values)
+    one, other = start(read), start(read)
+    for reader in (one, other):
+        _, given = shelf.hand(value, carry)
+        assert reader.ask("get", given) == "right"
+        name = token(given)
+        assert name is not None
+        shelf.free([name])
+    before = shelf.used
+    one.end()
+    assert shelf.used == before > 0, "nobody has said that it is dead"
+    shelf.begin("cpu", Carry(bury=True), ())
+    assert shelf.used == before // 2, "one still reads"
+    other.end()
+    shelf.bury()
+    assert shelf.used == 0
+    shelf.close()
+    os.close(descriptor)
 
 
 def test_producers_that_are_killed_leave_their_readers_what_they_read(tmp_path: Path) -> None:

@@ -15,6 +15,17 @@ Array = NDArray[np.floating]
 SHAPES = hnp.array_shapes(min_dims=1, max_dims=3, min_side=0, max_side=9)
 
 
+UNIT = {"float32": 2.0**-23, "float16": 2.0**-11 + 2.0**-23}
+"""Relative rounding errors: of the quotient and the product, in float32, and of float16."""
+LEAST = {"float32": 2.0**-150, "float16": 2.0**-25}
+"""Half of the smallest number above 0: the rounding error of what is nearly 0."""
+
+
+def bound(small: Quantized) -> NDArray[np.float64]:
+    """float64 [B]: half a step, and the rounding of the largest element."""
+    return small.scales.astype(np.float64) * (0.5 + 127 * UNIT[small.dtype]) + LEAST[small.dtype]
+
+
 def finite(dtype: type[np.floating]) -> st.SearchStrategy[Array]:
     width = np.dtype(dtype).itemsize * 8
     elements = st.floats(allow_nan=False, allow_infinity=False, width=width)  # type: ignore[arg-type]
@@ -28,7 +39,7 @@ def test_no_element_is_further_off_than_the_bound(array: Array) -> None:
     restored = small.restore()
     assert (restored.shape, restored.dtype) == (array.shape, array.dtype)
     error = np.abs(array.astype(np.float64) - restored).reshape(small.values.shape)
-    assert (error <= small.bound[:, None]).all()
+    assert (error <= bound(small)[:, None]).all()
 
 
 @pytest.mark.parametrize("unit", [2.0**-24, 2.0**-10, 1.0])
@@ -36,7 +47,7 @@ def test_the_bound_counts_the_rounding_of_float16(unit: float) -> None:
     array = np.array([np.arange(top - 190, top + 1) * unit for top in range(190, 1900, 9)]).astype(np.float16)
     small = shrink(array)
     error = np.abs(array.astype(np.float64) - small.restore())
-    assert (error <= small.bound[:, None]).all()
+    assert (error <= bound(small)[:, None]).all()
     assert (error > 0.5001 * small.scales[:, None]).any()
 
 
@@ -45,7 +56,7 @@ def test_the_bound_is_half_a_step_and_a_step_a_127th_of_the_largest(array: Array
     small = shrink(array)
     top = np.abs(array).max(axis=-1, initial=0).reshape(-1).astype(np.float64)
     assert small.values.min(initial=0) >= -127
-    assert (small.bound <= 0.501 * np.maximum(top / 127, 1.2e-38)).all()
+    assert (bound(small) <= 0.501 * np.maximum(top / 127, 1.2e-38)).all()
 
 
 def test_rows_have_their_own_scale() -> None:
@@ -94,30 +105,19 @@ def test_the_row_that_is_not_finite_is_named(bad: float) -> None:
 
 @pytest.mark.parametrize("array", [np.zeros(3), np.zeros(3, np.int32), np.float32(1).reshape(())])
 def test_other_arrays_are_refused(array: Array) -> None:
-    with pytest.raises(ValueError, match="carry rows of float32, float16, bfloat16"):
+    with pytest.raises(ValueError, match="carry rows of float32 or float16"):
         shrink(array)
 
 
-def test_bfloat16_is_held_as_float32() -> None:
-    small = shrink(np.ones((2, 8), np.float32), "bfloat16")
-    assert (small.dtype, small.restore().dtype.name) == ("bfloat16", "float32")
-    with pytest.raises(ValueError, match="found float64 held as float32"):
-        shrink(np.ones((2, 8), np.float32), "float64")
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_a_row_takes_a_byte_an_element_and_four_for_its_scale(dtype: type[np.floating]) -> None:
+    assert shrink(np.ones((10, 384), dtype)).nbytes == 10 * 388
 
 
-@pytest.mark.parametrize(
-    ("dtype", "ratio"), [("float32", 4 * 384 / 388), ("float16", 2 * 384 / 388), ("bfloat16", 2 * 384 / 388)]
-)
-def test_bytes_shrink_to_a_quarter_or_a_half(dtype: str, ratio: float) -> None:
-    small = shrink(np.ones((10, 384), np.float16 if dtype == "float16" else np.float32), dtype)
-    assert small.nbytes == 10 * 388
-    assert small.ratio == pytest.approx(ratio)
-
-
-def test_an_empty_array_has_no_error_and_no_ratio() -> None:
+def test_an_empty_array_has_no_error() -> None:
     for shape in ((0, 8), (8, 0)):
         array = np.zeros(shape, np.float32)
-        assert shrink(array).ratio == 1
+        assert shrink(array).restore().shape == shape
         assert report(array, shrink(array)) == 0
 
 

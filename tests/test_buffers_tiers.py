@@ -125,8 +125,15 @@ def test_marks_in_the_wrong_order_are_refused(high: int, low: int) -> None:
 def test_the_fastest_tier_with_room_is_chosen() -> None:
     peer, host, disk = Tier("peer", 10, 100e9), Tier("host", 50, 20e9), Tier("disk", 900, 2e9)
     tiers = (disk, peer, host)
-    assert [choose(tiers, n) for n in (0, 10, 11, 50, 51, 901)] == [peer, peer, host, host, disk, None]
+    assert [choose(tiers, n) for n in (0, 10, 11, 50, 51, 900)] == [peer, peer, host, host, disk, disk]
     assert choose((peer, Tier("other", 10, 100e9)), 4) == peer
+
+
+def test_where_no_tier_has_room_the_error_says_what_each_has() -> None:
+    with pytest.raises(MemoryError, match=r"a value of 901 bytes .* 50 bytes on host, 0 bytes on disk; free"):
+        choose([Tier("host", 50, 20e9), Tier("disk", -7, 2e9)], 901)
+    with pytest.raises(MemoryError, match="none at all"):
+        choose([], 1)
 
 
 @given(st.lists(st.integers(1, 30), max_size=40), st.integers(0, 80), st.integers(0, 80))
@@ -140,7 +147,6 @@ def test_no_memory_is_ever_over_its_limit(arriving: list[int], peer: int, host: 
         here[key] = Resident(key, nbytes, due=1000 - 7 * key % 11)
         for gone in demote(list(here.values()), marks.excess(sum(b.nbytes for b in here.values())), key):
             tier = choose([Tier(name, free, speed[name]) for name, free in room.items()], here[gone].nbytes)
-            assert tier is not None
             room[tier.name] -= here.pop(gone).nbytes
         assert sum(block.nbytes for block in here.values()) <= marks.high
         assert min(room.values()) >= 0

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
 from pipeline.estimate import ASSUMED_SECONDS, ENOUGH, Estimates
-from pipeline.learned import Learned, Point, lane_key
+from pipeline.learned import Learned, Point, lane_key, stage_key
 from pipeline.machine import Device, Machine
 from pipeline.profiles import Profile
 from pipeline.roofline import Cost, Flow, Work
@@ -183,3 +183,38 @@ def test_auto_is_the_dtype_of_each_lane() -> None:
     for device in machine.devices:
         found.cost("s0", device, 1)
     assert asked == ["float32", "bfloat16"]
+
+
+# links
+
+
+def links(at: dict[str, tuple[str, ...]], step: str, lane: str, batch: int = 4) -> float:
+    """Seconds a row over the link to a lane, of rows of 10 bytes that come in and 20 that s0 makes."""
+    machine = linked(*lanes(2), *lanes(2, kind="cuda"), bandwidth=5.0, latency=1.0)
+    known = Case(chain(Busy(nbytes=20.0), Busy()), machine, 100, nbytes=10.0).estimates()
+    return known.link(step, machine.device(lane), batch, at)
+
+
+def test_the_way_of_a_row_is_that_of_a_full_batch_shared_out() -> None:
+    assert links({}, "s0", "cuda:0") == pytest.approx((1 + 40 / 5) / 4)
+    assert links({}, "s0", "cpu:1") == 0
+    assert links({"s0": ("cpu:0",)}, "s1", "cuda:0") == pytest.approx((1 + 80 / 5) / 4)
+
+
+def test_nothing_is_moved_within_a_memory_and_by_way_of_the_host_between_two() -> None:
+    assert links({"s0": ("cuda:0",)}, "s1", "cuda:0") == links({"s0": ("cpu:0", "cpu:1")}, "s1", "cpu:0") == 0
+    assert links({"s0": ("cuda:0",)}, "s1", "cuda:1") == pytest.approx(2 * (1 + 80 / 5) / 4)
+
+
+def test_of_several_lanes_each_has_made_its_share() -> None:
+    assert links({"s0": ("cpu:0", "cuda:0")}, "s1", "cuda:0") == pytest.approx((1 + 80 / 5) / 4 / 2)
+
+
+# samples
+
+
+def test_what_a_few_rows_showed_is_said_to_be_a_sample() -> None:
+    told = replace(shown(Plus(), ONE, (1, 0.0, 1.0), (2, 0.0, 2.0)), sampled=frozenset({stage_key(Plus())}))
+    found = estimates(Plus(), learned=told).guess("s0", ONE, 4)
+    assert found.source == "sampled"
+    assert found.seconds == pytest.approx(4)

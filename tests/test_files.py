@@ -131,3 +131,17 @@ def test_a_root_that_does_not_exist_names_the_near_miss(tmp_path: Path) -> None:
 
 def test_an_empty_folder_has_no_documents(tmp_path: Path) -> None:
     assert len(crawl([tmp_path]).documents) == 0
+
+
+def test_documents_know_their_sizes_without_being_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(tmp_path, "a.txt", "b.md", "c.xyz")
+    (tmp_path / "b.md").write_bytes(b"x" * 2001)
+    (tmp_path / "link.txt").symlink_to(tmp_path / "b.md")
+    monkeypatch.setattr("builtins.open", None)
+    found = crawl([tmp_path])
+    assert dict(zip(names(found), found.documents.sizes, strict=True)) == {
+        "a.txt": 4, "b.md": 2001, "link.txt": 2001,
+    }  # fmt: skip
+    assert found.documents.lengths == (1, 3, 3)

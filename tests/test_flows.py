@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
-from pipeline.flows import FAN_OUT, Flows
+from pipeline.flows import FAN_OUT, Flows, makers, usual
 from pipeline.graph import Graph, Loop, node
-from pipeline.learned import Learned, Yield, stage_key
+from pipeline.learned import Learned, stage_key
 from pipeline.program import Step, flatten
 from pipeline.roofline import Cost, Flow, Work
+from pipeline.values import Chunks, Documents
+from pipeline.yields import Yield
 from tests.costed import Busy, Many, One, Round
 from tests.toys import Collatz, Fan, Join, Numbers, Plus, Strip, Total, Whole
 
@@ -74,6 +76,77 @@ def test_a_stage_that_gave_nothing_is_expected_to_give_nothing() -> None:
     shown = Learned(yields={stage_key(Fan()): Yield(10, 0, 0, 0)})
     found, _ = flows(node("fan", Fan(), a="rows"), learned=shown, rows=Flow(4))
     assert found.made("fan") == Flow(0, 0, 0)
+
+
+# units of length
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A user's reader: chunks of a file."""
+
+    expands: ClassVar[bool] = True
+
+    def run(self, state: Any, documents: Documents) -> Chunks:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class Trim:
+    """Chunks stay chunks."""
+
+    def run(self, state: Any, chunks: Chunks) -> Chunks:
+        return chunks
+
+
+FILES = Flow(10, 500.0, 230.0)
+
+
+def read(learned: Learned | None = None, documents: Flow = FILES) -> Flows:
+    nodes = (node("cut", Cut(), documents="documents"), node("trim", Trim(), chunks="cut"))
+    program = flatten(Graph({"documents": Documents}, nodes, {"out": "trim"}))
+    return Flows(program, usual(program, {"documents": documents}, learned or Learned()), learned)
+
+
+def known(*, off_rows: float, off_read: float) -> Learned:
+    """10 chunks, of 40 characters each, of a document of 100 thousand bytes."""
+    return Learned(yields={stage_key(Cut()): Yield(5, 50, 0, 2000, 500, off_rows, off_read)})
+
+
+def test_bytes_of_a_file_do_not_become_characters_of_a_text() -> None:
+    assert (read().made("cut").length, read().made("trim").length) == (0, 0)
+
+
+def test_characters_go_on_where_rows_stay_of_a_kind() -> None:
+    found = read(known(off_rows=0, off_read=0))
+    assert (found.made("cut").length, found.made("trim").length) == (40, 40)
+
+
+def test_a_longer_file_makes_more_rows_where_that_has_predicted_better() -> None:
+    assert read(known(off_rows=9, off_read=1)).made("cut").rows == 500
+    assert read(known(off_rows=1, off_read=9)).made("cut").rows == 100
+
+
+def test_files_of_unknown_size_are_as_large_as_those_before() -> None:
+    found = read(known(off_rows=9, off_read=1), Flow(10, 0.0, 230.0))
+    assert (found.made("documents").length, found.made("cut").rows) == (100, 100)
+    assert read(None, Flow(10)).made("documents").length == 0
+
+
+def test_rows_that_never_have_a_length_get_none() -> None:
+    program = flatten(Graph({"rows": Numbers}, (node("plus", Plus(), a="rows"),), {"out": "plus"}))
+    shown = Learned(yields={stage_key(Plus()): Yield(5, 5, 0, 0, 500)})
+    assert usual(program, {"rows": Flow(3)}, shown) == {"rows": Flow(3)}
+
+
+def test_the_maker_of_what_a_loop_gives_is_the_step_inside_it() -> None:
+    body = (node("go", Collatz(), a="n"), node("bare", Strip(), a="go"))
+    loop = Loop(Graph({"n": Numbers}, body, {"next": "bare", "flags": "go"}), {"n": "next"}, "flags", 2)
+    nodes = (node("l", loop, n="rows"), node("after", Plus(), a="l.next"))
+    program = flatten(Graph({"rows": Numbers}, nodes, {"out": "after"}))
+    after = next(s for s in program.steps if s.name == "after")
+    assert makers(program)[after.edges[0].producer] == ("l/bare",)
+    assert makers(program)["rows"] == ()
 
 
 # joins

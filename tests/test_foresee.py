@@ -3,24 +3,37 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from pipeline import perfetto
+from pipeline import learned, perfetto
 from pipeline.errors import PlanError, RidgewayError
-from pipeline.foresee import notes, planned, simulations, tell_plan, tell_simulations, workload
+from pipeline.foresee import at_hand, notes, planned, simulations, tell_plan, tell_simulations, workload
 from pipeline.graph import Graph, node
 from pipeline.knot import crawled
+from pipeline.learned import Learned, stage_key
+from pipeline.machine import Device, Machine
 from pipeline.machine_file import dump
 from pipeline.roofline import Flow
 from pipeline.values import Documents, Queries
-from tests.costed import Busy, Plain, chain, lanes, linked
+from pipeline.yields import Yield
+from tests.costed import Busy, One, Plain, chain, lanes, linked, profile
 from tests.fakes import graph as fake_graph
 from tests.fakes import write
 from tests.toys import Join, Numbers, Whole
 
 GRAPH = chain(Plain(0.5, 1.0), Busy(2.0, 1.0), batch=4)
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """A user's stage, without a formula."""
+
+    def run(self, state: Any, documents: Documents) -> Numbers:
+        return Numbers(documents.ids, documents.sizes)
 
 
 @pytest.fixture
@@ -57,8 +70,38 @@ def test_a_machine_that_is_not_there_is_an_error_that_names_those_that_are() -> 
         planned(GRAPH, {"rows": Flow(40)}, "h20")
 
 
+def test_stages_of_which_nothing_is_known_are_tried_on_the_rows_at_hand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.planning._path", lambda: tmp_path / "learned.json")
+    own = Graph({"documents": Documents}, (node("count", Count(), documents="documents"),), {"out": "count"})
+    (tmp_path / "a.txt").write_text("text")
+    found = crawled([str(tmp_path / "a.txt")])
+    inputs, work = at_hand(own, found), workload(own, 1, found)
+    assert set(inputs) == {"documents"}
+    lane = Device("cpu:0")
+    for given, machine, source in (
+        (inputs, "", "sampled"),
+        ({}, "", "assumed"),
+        (inputs, "big-small", "assumed"),
+    ):
+        plan = planned(own, work, machine, inputs=given)
+        assert plan.estimates.guess("count", lane, 1).source == source
+
+
+def test_a_row_length_that_is_not_given_is_that_of_earlier_runs_in_a_simulation_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = Learned(yields={stage_key(Count()): Yield(2, 2, 0, 0, 600)})
+    learned.write(known, tmp_path / "learned.json")
+    monkeypatch.setattr("pipeline.planning._path", lambda: tmp_path / "learned.json")
+    own = Graph({"documents": Documents}, (node("count", Count(), documents="documents"),), {"out": "count"})
+    (found,) = simulations(own, workload(own, 3), "", [], [])
+    assert [s.length for s in found.found.timeline.spans] == [900]
+
+
 def test_notes_name_lanes_batch_and_seconds(machine: str) -> None:
-    assert notes(GRAPH, {"rows": Flow(40)}, machine)["s1"] == "cuda:0 · 4 rows · 20 s"
+    assert notes(GRAPH, {"rows": Flow(40)}, machine)["s1"] == "cuda:0 · 4 rows · 20 s · by reference"
 
 
 def test_a_plan_is_told_with_its_reasons(machine: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,6 +174,14 @@ def test_rows_that_no_lane_is_left_for_are_told(machine: str, capsys: pytest.Cap
 def test_what_is_no_lane_or_no_second_is_an_error(machine: str, lose: str, message: str) -> None:
     with pytest.raises(PlanError, match=message):
         simulations(GRAPH, {"rows": Flow(4)}, machine, [], [lose])
+
+
+def test_modes_is_simulated_on_lanes_that_share_cores(tmp_path: Path) -> None:
+    dump(Machine((Device("cpu:0", 2, profile(2.0, overhead=1.0)),)), tmp_path / "cpu.yaml")
+    graph = chain(Busy(1.0, name="many"), One(0.0), Busy(20.0, name="one"))
+    plain, modes = simulations(graph, {"rows": Flow(20)}, str(tmp_path / "cpu.yaml"), ["none", "modes"], [])
+    assert (plain.machine.crowds, bool(modes.machine.crowds)) == ((), True)
+    assert modes.found.timeline.seconds < 0.9 * plain.found.timeline.seconds
 
 
 def test_simulations_are_told_side_by_side(machine: str, capsys: pytest.CaptureFixture[str]) -> None:

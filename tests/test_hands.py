@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +13,21 @@ import numpy as np
 import pytest
 
 from pipeline.buffers import segment
+from pipeline.buffers.device import Gpu, View, view
 from pipeline.buffers.handles import Handle, Place
 from pipeline.buffers.identity import own
 from pipeline.buffers.leases import DATA
 from pipeline.events import Submit
 from pipeline.graph import Graph, node
-from pipeline.handover import ARENA, BYTES, REFERENCE
-from pipeline.hands import FOLLOWERS, SPARE, Hands, give_back
+from pipeline.handover import ARENA, BYTES, REFERENCE, settled
+from pipeline.hands import FOLLOWERS, SPARE, Hands, give_back, homes
 from pipeline.machine import Device, Machine
-from pipeline.plan import Placement, Plan
+from pipeline.plan import Placement, Plan, Way
 from pipeline.program import flatten
 from pipeline.shelf import Shelf, token
+from pipeline.timeline import Times
 from pipeline.values import Embeddings
-from pipeline.worker import Made, Times
+from pipeline.worker import Made
 from tests.toys import Numbers, Plus
 
 WINDOW = 1 << 20
@@ -33,6 +36,7 @@ GRAPH = Graph(
     (node("a", Plus(), a="docs"), node("b", Plus(2), a="a"), node("c", Plus(3), a="b")),
     {"out": "c"},
 )
+ADDRESSES = {"cpu:0": "one", "cpu:1": "two"}
 LANES = {"a": "cpu:0", "b": "cpu:0", "c": "cpu:1"}
 
 
@@ -53,13 +57,16 @@ def home(process: str, boot: str = "") -> str:
     return ":".join([boot or found[0], found[1], process, "1"])
 
 
-def hands(cluster: Cluster) -> Hands:
-    plan = Plan(
+def planned() -> Plan:
+    return Plan(
         Machine((Device("cpu:0"), Device("cpu:1", 2))),
         {step: Placement((lane,), 4) for step, lane in LANES.items()},
         window=WINDOW,
     )
-    return Hands(flatten(GRAPH), plan, cluster, {"cpu:0": "one", "cpu:1": "two"})
+
+
+def hands(cluster: Cluster) -> Hands:
+    return Hands(flatten(GRAPH), planned(), cluster, ADDRESSES)
 
 
 @pytest.fixture
@@ -190,3 +197,75 @@ def test_without_room_for_segments_values_travel_as_bytes(
 def test_a_token_is_of_what_lies_in_shared_memory_only(apart: Hands) -> None:
     assert token(b"as it is") is None
     assert token(None) is None
+
+
+def test_lanes_of_our_own_hand_over_as_planned_and_are_not_asked(caplog: pytest.LogCaptureFixture) -> None:
+    for apart, ways in ((False, [REFERENCE] * 3), (True, [REFERENCE, ARENA, ARENA])):
+        cluster, plan = Cluster(), settled(flatten(GRAPH), planned(), apart)
+        made = Hands(flatten(GRAPH), plan, cluster, ADDRESSES, ours=True)
+        assert made.plan == plan
+        assert [made.order(submit(i, s))[0].way for i, s in enumerate("abc")] == ways
+        assert not cluster.told
+        made._segments.clear()  # there are no workers to give them back
+        made.close()
+    assert caplog.text == ""
+
+
+def test_a_plan_that_nobody_settled_is_settled_for_lanes_of_our_own() -> None:
+    made = Hands(flatten(GRAPH), replace(planned(), apart=True), Cluster(), ADDRESSES, ours=True)
+    assert made.plan.ways == settled(flatten(GRAPH), planned(), apart=True).ways
+    made.close()
+
+
+def test_on_a_cluster_lanes_decide_and_what_differs_from_the_plan_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    plan = settled(flatten(GRAPH), planned(), apart=True)
+    found = Cluster(home("7"), home("8", "elsewhere"))
+    made = Hands(flatten(GRAPH), plan, found, ADDRESSES)
+    assert made.plan.ways["b"] == Way(BYTES)
+    assert caplog.messages == [f"values of {s} go by bytes, not by arena as planned" for s in "bc"]
+    made.close()
+
+
+def test_an_arena_warms_its_share_of_the_bytes_that_are_predicted_to_wait() -> None:
+    plan = settled(flatten(GRAPH), replace(planned(), live=1001), apart=True)
+    made = Hands(flatten(GRAPH), plan, Cluster(home("7"), home("8")), ADDRESSES)
+    assert [made.order(submit(i, s))[0].warm for i, s in enumerate("abc")] == [0, 501, 501]
+    made.close()
+
+
+def test_when_a_worker_is_another_each_lane_is_told_once_to_free_what_the_dead_one_read(apart: Hands) -> None:
+    def told() -> list[bool]:
+        return [apart.order(submit(i, step))[0].bury for i, step in enumerate("abcc")]
+
+    apart.bury(ADDRESSES)
+    assert told() == [False] * 4, "nothing has changed"
+    for addresses in ({"cpu:0": "one", "cpu:1": "three"}, {"cpu:0": "one"}):
+        apart.bury(addresses)
+        apart.bury(dict(addresses))
+        assert told() == [True, False, True, False]
+
+
+def test_cuda_lanes_of_a_cluster_say_what_they_see_and_others_are_not_asked() -> None:
+    class Gpus(Cluster):
+        def run(self, function: Any, *given: Any, **options: Any) -> Any:
+            found = super().run(function, *given, **options)
+            sees = View("h", (Gpu("GPU-a"), Gpu("GPU-b")))
+            return dict.fromkeys(options["workers"], sees) if function is view else found
+
+    cluster = Gpus(home("7"), home("8"))
+    found = homes(cluster, {"cpu:0": "one", "cuda:1": "two"})
+    assert (found["cpu:0"].gpu, found["cpu:0"].view) == ("", None)
+    assert found["cuda:1"].gpu == "GPU-b"
+    assert [(f, o["workers"]) for f, _, o in cluster.told] == [(own, ["one", "two"]), (view, ["two"])]
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_vectors_may_lose_between_hosts_where_the_user_allows_it_only(allowed: bool) -> None:
+    plan = replace(planned(), lossy=allowed)
+    for boot, bound in (("", []), ("elsewhere", ["b"])):
+        made = Hands(flatten(GRAPH), plan, Cluster(home("7"), home("8", boot)), ADDRESSES)
+        found = [step for i, step in enumerate("abc") if made.order(submit(i, step))[0].link]
+        assert found == (bound if allowed else [])
+        made.close()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -12,13 +15,14 @@ from hypothesis import strategies as st
 from pipeline.estimate import Estimates
 from pipeline.events import Done, Emit, Event, Fail, Lost, Meta, Start, Submit
 from pipeline.graph import Graph, Loop, node
-from pipeline.invent import Inventor, given
+from pipeline.invent import SKEW, Inventor, given, popular
 from pipeline.learned import Learned
 from pipeline.machine import Machine
 from pipeline.plan import place
 from pipeline.program import Program, flatten
 from pipeline.roofline import Flow
 from pipeline.scheduler import Scheduler
+from pipeline.values import Documents
 from tests.costed import Busy, Case, Many, One, Round, chain, lanes
 from tests.graphs import graphs
 from tests.toys import Numbers, Strip
@@ -98,6 +102,86 @@ def test_only_the_step_that_ends_a_loop_says_who_is_done() -> None:
     invent = Inventor(Estimates(loop(), Machine(lanes(1)), {"rows": Flow(1)}))
     assert invent.made(task("l/bare", ("a",)), []).done is None
     assert [invent.made(task("l/go", ("a",)), []).done for _ in range(4)] == [(False,)] * 3 + [(True,)]
+
+
+# what rows would share a lane for
+
+
+@dataclass(frozen=True, slots=True)
+class Said(Numbers):
+    """Numbers that stand for documents."""
+
+    @property
+    def keys(self) -> tuple[Any, ...]:
+        return tuple(i[0] for i in self.ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Two ports: all documents, and the questions; gives what has keys."""
+
+    def run(self, state: Any, a: Numbers) -> Said:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """What has keys, in; what has none, out."""
+
+    def run(self, state: Any, a: Said) -> Numbers:
+        raise NotImplementedError
+
+
+def keyed(documents: int) -> Inventor:
+    graph = Graph(
+        {"files": Documents, "rows": Numbers},
+        (node("read", Read(), a="files"), node("s0", Ask(), a="rows"), node("s1", Drop(), a="s0")),
+        {"out": "s1", "read": "read"},
+    )
+    sources = {"files": Flow(documents), "rows": Flow(1000)}
+    return Inventor(Estimates(flatten(graph), Machine(lanes(1)), sources))
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Documents, in."""
+
+    def run(self, state: Any, a: Documents) -> Numbers:
+        raise NotImplementedError
+
+
+IDS = tuple((f"rows-{i}",) for i in range(1000))
+
+
+def test_rows_have_keys_where_the_real_values_have() -> None:
+    invent = keyed(10)
+    assert invent.made(task("s1", *IDS), []).keys is None
+    assert invent.made(task("read", *IDS), []).keys is None
+    assert len(invent.made(task("s0", *IDS), []).keys or ()) == 1000
+
+
+def test_keys_are_skewed_as_documents_are() -> None:
+    """Of ten documents the most asked for has 1 of sum(r ** -0.8) = 3.6 rows, and the least 0.16."""
+    counts = Counter(keyed(10).made(task("s0", *IDS), []).keys or ())
+    assert len(counts) == 10
+    total = sum(rank**-SKEW for rank in range(1, 11))
+    assert max(counts.values()) == pytest.approx(1000 / total, rel=0.15)
+    assert min(counts.values()) == pytest.approx(1000 * 10**-SKEW / total, rel=0.35)
+
+
+def test_a_row_has_the_same_key_whatever_runs_before_it() -> None:
+    one, two = keyed(50), keyed(50)
+    forth = [one.made(task("s0", i), []).keys for i in IDS[:50]]
+    back = [two.made(task("s0", i), []).keys for i in reversed(IDS[:50])]
+    assert forth == back[::-1]
+
+
+@hypothesis_given(st.integers(1, 3000))
+def test_shares_rise_to_one_and_each_is_less_than_the_one_before(count: int) -> None:
+    shares = [0.0, *popular(count)]
+    parts = [b - a for a, b in itertools.pairwise(shares)]
+    assert shares[-1] == 1
+    assert all(a > b > 0 for a, b in itertools.pairwise(parts))
 
 
 # sources

@@ -287,3 +287,16 @@ def test_policies_of_the_call_stand_above_those_of_the_pipeline(tmp_path: Path, 
     run_job(replace(job, graph=asked), listen, client)
     run_job(replace(job, graph=asked, reindex=True), listen, client, Wishes(("guided",)))
     assert set(seen) == {("steal",), ("guided",)}
+
+
+def test_loss_on_edges_is_allowed_only_where_it_is_wished(tmp_path: Path, client: Any) -> None:
+    job = task(tmp_path, questions(a="one"), doc="one")
+    seen: list[bool] = []
+
+    def listen(run: Any) -> None:
+        seen.append(run.plan.lossy)
+
+    run_job(job, listen, client)
+    assert set(seen) == {False}
+    run_job(replace(job, reindex=True), listen, client, Wishes(lossy=True))
+    assert seen[-1]

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.learned import KEPT, Learned, Point, Yield, fit, lane_key, read, stage_key, write
+from pipeline.learned import KEPT, Learned, Point, fit, lane_key, read, stage_key, write
 from pipeline.machine import Device
 from pipeline.timeline import Span
+from pipeline.yields import Yield
 from tests.costed import Busy
 
 ONE, TWO, FOUR = (Device("cpu:0", n) for n in (1, 2, 4))
@@ -126,7 +127,10 @@ def after(learned: Learned, *found: tuple[int, float, int]) -> Learned:
 def test_a_run_adds_its_batches_and_what_came_of_them() -> None:
     found = after(Learned(), (3, 30, 6), (1, 9, 2))
     assert found.of(STAGE, ONE) == (Point(3, 30, 2), Point(1, 9, 2))
-    assert found.yielded(STAGE) == Yield(4, 8, 80, 40)
+    made = found.yielded(STAGE)
+    assert made is not None
+    assert (made.rows, made.made, made.nbytes, made.length, made.read, made.off_rows) == (4, 8, 80, 40, 39, 0)
+    assert made.off_read == pytest.approx(2 * (30 * 8 / 39 - 6))
     assert found.yielded(Busy(4.0)) is None
 
 

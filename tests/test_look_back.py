@@ -12,6 +12,7 @@ from pipeline.graph import Graph, node
 from pipeline.learned import read
 from pipeline.look_back import FILE, look_back
 from pipeline.planning import plan_for
+from pipeline.timeline import Counts
 from pipeline.values import Rows
 from tests.toys import Numbers, Plus, numbers
 
@@ -69,5 +70,14 @@ def test_bytes_handed_over_and_memory_are_told(tmp_path: Path) -> None:
     under_way = run(GRAPH, INPUTS, plan=plan_for(GRAPH, INPUTS).plan)
     list(under_way)
     found = look_back(under_way, None, tmp_path)
-    assert all(set(c) == {"shared_bytes", "copied_bytes"} for c in found["handed_over"].values())
+    assert all(set(c) == {"way", "shared_bytes", "copied_bytes"} for c in found["handed_over"].values())
     assert found["memory_bytes"]["pss"] > 0
+
+
+def test_what_int8_saved_and_lost_is_told_of_the_steps_that_it_did(tmp_path: Path) -> None:
+    under_way = run(GRAPH, INPUTS, plan=plan_for(GRAPH, INPUTS).plan)
+    list(under_way)
+    under_way.handed["plus"].add(Counts(saved=300, error=0.0039))
+    found = look_back(under_way, None, tmp_path)["handed_over"]
+    assert (found["plus"]["int8_saved_bytes"], found["plus"]["int8_largest_error"]) == (300, 0.0039)
+    assert "int8_saved_bytes" not in found["more"]

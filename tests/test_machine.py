@@ -136,6 +136,35 @@ def test_power_and_price_of_all_lanes_are_those_of_the_cpu(threads: int) -> None
         assert sum(d.profile.price for d in machine.lanes) == pytest.approx(0.4)
 
 
+@given(st.integers(1, 64))
+def test_lanes_that_share_cores_are_a_wide_one_beside_each_division(threads: int) -> None:
+    plain, both = layouts(cpu(threads)), layouts(cpu(threads), shared=True)
+    assert both[: len(plain)] == plain
+    assert len(both) == 2 * len(plain) - 1
+    for machine, parts in zip(both[len(plain) :], plain[1:], strict=True):
+        wide, *narrow = machine.lanes
+        assert wide.cores == plain[0].lanes[0].cores
+        assert [(d.cores, d.profile) for d in narrow] == [(d.cores, d.profile) for d in parts.lanes]
+        assert machine.device("cuda:0").profile is GPU
+        assert sum(d.profile.price for d in machine.lanes) == pytest.approx(0.4)
+        assert len(machine.crowds) == len(narrow)
+
+
+def test_crowds_are_the_lanes_at_each_core_that_several_have() -> None:
+    lanes = (
+        Device("cpu:0", 3, cores=(0, 1, 2)),
+        Device("cpu:1", 2, cores=(0, 1)),
+        Device("cpu:2", cores=(3,)),
+    )
+    assert Machine(lanes).crowds == (("cpu:0", "cpu:1"),)
+    assert cpu(4, (0, 1, 2, 3)).crowds == ()
+
+
+def test_lanes_that_share_cores_stay_as_they_were_declared() -> None:
+    machine = layouts(cpu(4), shared=True)[-1]
+    assert layouts(machine) == (machine,)
+
+
 def test_lanes_that_were_divided_can_be_divided_again() -> None:
     once = layouts(cpu(8))[2]
     again = layouts(once)

@@ -16,7 +16,7 @@ LANES = ("cpu:0", "cpu:1", "cuda:0")
 RUN = Timeline(
     10.5,
     (
-        Span("parse", "cpu:0", 0.0, 2.1, 3, 90.0, 12, 4096.0, 0.5),
+        Span("parse", "cpu:0", 0.0, 2.1, 3, 90.0, 12, 4096.0, 0.5, 0.25, 0.125),
         Span("embed", "cuda:0", 2.125, 4.0, 12),
     ),
     (Stall("cuda:0", 0.0, 2.125, "starved", "parse"), Stall("cpu:0", 2.1, 10.5, "done")),
@@ -82,6 +82,7 @@ def test_a_batch_is_a_complete_event_in_microseconds(file: Path) -> None:
     assert batch["args"] == {
         "step": "parse", "device": "cpu:0", "start": 0.0, "end": 2.1,
         "rows": 3, "length": 90.0, "made": 12, "bytes": 4096.0, "opening": 0.5,
+        "preparing": 0.25, "handing": 0.125,
     }  # fmt: skip
 
 

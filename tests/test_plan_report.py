@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 from pipeline.graph import Graph, node
+from pipeline.handover import settled
 from pipeline.machine import Link, Machine
+from pipeline.plan import Way
 from pipeline.plan_report import EDGES, HEAD, NUMBERS, Line, as_dict, edges, lines, notes, sentences, summary
 from pipeline.planner import Planned, Planner
 from pipeline.program import flatten
@@ -53,6 +56,26 @@ def test_an_edge_says_how_its_bytes_travel(found: Planned) -> None:
     assert set(told) == {("rows", "s0"), ("s0", "s1"), ("s1", "s2")}
     assert (told["rows", "s0"].nbytes, told["rows", "s0"].transport) == (40, "by reference")
     assert (told["s1", "s2"].nbytes, told["s1", "s2"].transport) == (120, "copied from cuda:0 to host: 1.2 s")
+
+
+def apart(found: Planned) -> Planned:
+    return replace(found, plan=settled(found.estimates.program, found.plan, apart=True))
+
+
+def test_the_way_of_each_edge_is_that_of_the_plan(found: Planned) -> None:
+    told = {(e.producer, e.step): e.way for e in edges(apart(found))}
+    assert told == {("rows", "s0"): "bytes", ("s0", "s1"): "arena", ("s1", "s2"): "arena"}
+    assert {e.way for e in edges(found)} == {"reference"}
+    assert next(e.transport for e in edges(apart(found))) == "by bytes"
+    assert notes(apart(found))["s1"].endswith(" · by arena")
+
+
+def test_the_summary_says_how_values_are_handed_on_and_why_not_cheaper(found: Planned) -> None:
+    assert "values are handed on: by reference" in list(summary(found))
+    ways = {**apart(found).plan.ways, "s1": Way("bytes", "it is so")}
+    told = list(summary(replace(found, plan=replace(found.plan, ways=ways))))
+    assert "values are handed on: s0, s2 by arena; s1 by bytes" in told
+    assert "values of s1 go by bytes: it is so" in told
 
 
 def test_the_summary_names_machine_bottleneck_and_policies(found: Planned) -> None:
@@ -118,7 +141,7 @@ def test_cells_are_as_many_as_columns(found: Planned) -> None:
 
 
 def test_a_picture_has_a_note_for_each_step(found: Planned) -> None:
-    assert notes(found)["s1"] == "cuda:0 · 4 rows · 10 s"
+    assert notes(found)["s1"] == "cuda:0 · 4 rows · 10 s · by reference"
     assert set(notes(found)) == {"s0", "s1", "s2"}
 
 
@@ -138,6 +161,9 @@ def test_json_has_all_that_the_tables_have(found: Planned, capsys: pytest.Captur
     assert [s["devices"] for s in told["steps"]] == [list(line.devices) for line in lines(found)]
     assert set(told["steps"][0]) >= set(Line.__dataclass_fields__)
     assert [e["nbytes"] for e in told["edges"]] == [e.nbytes for e in edges(found)]
+    assert [e["way"] for e in told["edges"]] == ["reference"] * 3
+    assert [(s["way"], s["why_this_way"]) for s in told["steps"]] == [("reference", "")] * 3
+    assert told["apart"] is False
     assert [d["why"] for d in told["decisions"]] == [d.why for d in reasons(found)]
     assert told["with_one_more"] == {"a card": 1.0}
     assert {d["name"]: d["pool"] for d in told["devices"]} == {

@@ -23,7 +23,7 @@ from pipeline.program import flatten
 from pipeline.roofline import Cost, Flow, Work
 from pipeline.simulate import simulate
 from pipeline.spaces import batch
-from tests.costed import Busy, Case, Plain, chain, lanes, linked, profile, random_case
+from tests.costed import Busy, Case, One, Plain, chain, lanes, linked, profile, random_case
 from tests.toys import Numbers
 
 ENUMERABLE = 81
@@ -240,3 +240,29 @@ def test_the_predicted_timeline_has_all_rows_unless_they_are_very_many(rows: int
     if timeline is not None:
         assert sum(s.rows for s in timeline.spans) == rows
         assert timeline.seconds == pytest.approx(found.seconds, rel=0.05)
+
+
+def phases() -> Case:
+    """Many small rows, which overhead makes faster on two narrow lanes, then one for which all cores are."""
+    machine = Machine((Device("cpu:0", 2, profile(2.0, overhead=1.0)),))
+    return Case(chain(Busy(1.0, name="many"), One(0.0), Busy(20.0, name="one")), machine, 20)
+
+
+def test_lanes_that_share_cores_are_laid_out_for_the_policy_that_changes_between_them() -> None:
+    case = phases()
+    plain, modes = (planned(case, divide=True, policies=names) for names in ((), ("modes",)))
+    assert plain.plan.machine.crowds == ()
+    assert modes.plan.machine.crowds
+    assert modes.seconds < 0.9 * plain.seconds
+    spans = modes.simulated.timeline.spans
+    assert {s.device for s in spans if s.step == "s0"} >= {"cpu:1", "cpu:2"}
+    assert {s.device for s in spans if s.step == "s2"} == {"cpu:0"}
+
+
+def test_lanes_that_share_cores_are_never_one_steps_together() -> None:
+    planner = Planner(phases().program, phases().machine, phases().sources, policies=("modes",))
+    shared = [s for s in planner.spaces if s.machine.crowds]
+    assert shared
+    for found in shared:
+        chosen = {choice for choices in found.choices for choice in choices}
+        assert not any("cpu:0" in choice and len(choice) > 1 for choice in chosen)

@@ -8,17 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import planning
+from pipeline import plan_report, planning
 from pipeline.errors import PlanError
 from pipeline.executor import run
 from pipeline.graph import Graph, Loop, node
 from pipeline.learned import Learned, stage_key
+from pipeline.local import Outcome, run_local
 from pipeline.machine import Device, Machine
 from pipeline.planning import experience, flow_of, measured, plan_flows, plan_for, remember
 from pipeline.roofline import Flow
 from pipeline.values import Rows
 from tests.costed import Busy, chain, lanes
-from tests.toys import Collatz, Numbers, Plus, Strip, Whole, numbers
+from tests.driving import essence
+from tests.toys import Collatz, Fan, Numbers, Plus, Strip, Total, Whole, numbers
 
 
 @pytest.fixture(autouse=True)
@@ -98,13 +100,38 @@ def finish(asked: Graph, inputs: dict[str, Rows]) -> None:
 
 def test_a_run_is_remembered_and_the_next_plan_starts_from_it(forgetful: Path) -> None:
     inputs: dict[str, Rows] = {"a": numbers(**{f"n{i}": i for i in range(20)})}
-    assert plan_for(graph(), inputs).estimates.guess("plus", measured().devices[0], 2).source == "assumed"
+    assert plan_for(graph(), inputs).estimates.guess("plus", measured().devices[0], 2).source == "sampled"
     finish(graph(), inputs)
     assert forgetful.is_file()
     known = plan_for(graph(), inputs)
     lane = known.plan.machine.device(known.plan.placements["plus"].devices[0])
     assert known.estimates.guess("plus", lane, 2).source == "measured"
     assert experience().yields[stage_key(Plus())].made == 20
+
+
+def test_a_stage_of_the_users_own_is_sampled_before_its_first_run_which_gives_the_same() -> None:
+    """The sample meets the row that fails too; who reports it is the run."""
+    nodes = (node("plus", Plus(bad=3), a="a"), node("fan", Fan(), a="plus"))
+    bad = Graph({"a": Numbers}, nodes, {"out": "fan"})
+    inputs: dict[str, Rows] = {"a": numbers(**{f"n{i}": i for i in range(12)})}
+    planned = plan_for(bad, inputs)
+    assert [line.source for line in plan_report.lines(planned)] == ["sampled", "sampled"]
+    assert not [t for t in plan_report.summary(planned) if "assumed" in t or "nothing is known" in t]
+    under_way = run(bad, inputs, plan=planned.plan)
+    assert essence(Outcome(tuple(under_way), tuple(under_way.failures))) == essence(run_local(bad, inputs))
+
+
+def test_a_plan_says_why_a_stage_was_not_sampled() -> None:
+    nodes = (node("total", Total(0), a="a"), node("plus", Plus(), a="total"))
+    late = Graph({"a": Numbers}, nodes, {"out": "plus"})
+    planned = plan_for(late, {"a": numbers(a=1, b=2)})
+    told = "plus: assumed: not sampled, because total gathers its rows; a run will measure it"
+    assert told in list(plan_report.summary(planned))
+
+
+def test_stages_are_tried_only_where_rows_are_at_hand() -> None:
+    planned = plan_flows(graph(), {"a": Flow(4)}, Machine(lanes(1)), Learned())
+    assert "nothing is known of plus: a run will measure them" in list(plan_report.summary(planned))
 
 
 def test_the_rounds_of_a_loop_are_remembered() -> None:

@@ -120,6 +120,30 @@ def test_it_never_takes_longer_than_the_fastest_lane_alone(
     assert run(one, rows, Guided([one])).seconds <= alone + 1e-9
 
 
+# links
+
+
+def linked_job(link: float) -> Job:
+    """A card that computes ten times as fast as the CPU, behind a link."""
+    lanes = {"gpu:0": Lane(Device("gpu:0"), 0.0, 0.1, link=link), "cpu:0": Lane(Device("cpu:0"), 0.0, 1.0)}
+    return Job("ocr", 10, tuple(lanes), lanes)
+
+
+def test_a_lane_is_as_slow_as_the_way_to_it() -> None:
+    near, far = (Guided([linked_job(link)]) for link in (0.0, 9.9))
+    sizes = [[p.size("ocr", lane, 10, waits(1000)) for lane in ("cpu:0", "gpu:0")] for p in (near, far)]
+    assert sizes == [[1, 10], [10, 1]]
+
+
+def test_no_row_goes_over_a_link_on_which_it_would_be_late() -> None:
+    """In 9 s the CPU has done nine rows itself."""
+    one = linked_job(9.0)
+    plain, guided = run(one, 9), run(one, 9, Guided([one]))
+    assert [s.device for s in plain.spans] == ["gpu:0"]
+    assert plain.seconds == pytest.approx(9 * 9.1)
+    assert ({s.device for s in guided.spans}, guided.seconds) == ({"cpu:0"}, 9)
+
+
 def test_it_is_built_by_name() -> None:
     (made,) = build(["guided"], POLICIES, [job([1, 4], 8)])
     assert isinstance(made, Guided)

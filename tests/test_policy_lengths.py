@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.errors import PlanError
 from pipeline.machine import Device
-from pipeline.policies.lengths import WINDOW, Lengths, LengthsQueue, Padded, fit, groups
+from pipeline.policies.lengths import WINDOW, Lengths, LengthsQueue, Padded, groups
 from pipeline.policy import Job, Lane, Waiting
 
 costs = st.builds(
@@ -76,39 +75,22 @@ def test_rows_of_one_length_fill_batches_from_the_first() -> None:
     assert groups([9] * 20 + [1] * 20, 8, Padded(0.1, 1)) == [8, 8, 4, 8, 8, 4]
 
 
-@settings(deadline=None)
-@given(st.floats(1e-4, 1), st.floats(1e-7, 1e-3), st.floats(0, 1e-6))
-def test_the_fit_finds_the_numbers_that_made_the_batches(alpha: float, beta: float, gamma: float) -> None:
-    made = Padded(alpha, beta, gamma)
-    seen = [
-        (longest, size, made.seconds(longest, size)) for longest in (16, 128, 1024) for size in (1, 8, 32)
-    ]
-    found = fit(seen)
-    assert found.alpha == pytest.approx(alpha, rel=1e-3, abs=1e-6)
-    assert found.beta == pytest.approx(beta, rel=1e-3, abs=1e-9)
-    assert found.gamma == pytest.approx(gamma, rel=1e-3, abs=1e-12)
-
-
-def test_no_number_of_a_fit_is_below_nothing() -> None:
-    faster_than_a_line = [(10, 1, 1.0), (100, 1, 1.4), (1000, 1, 1.5), (1000, 4, 1.6)]
-    found = fit(faster_than_a_line)
-    assert min(found.alpha, found.beta, found.gamma) >= 0
-    assert found.alpha == pytest.approx(1.3, abs=0.2)
-
-
-def test_two_batches_do_not_fit_three_numbers() -> None:
-    with pytest.raises(PlanError, match="at least three batches, found 2"):
-        fit([(1, 1, 1.0), (2, 1, 1.0)])
-
-
 # the queue
 
 CPU, CUDA = Lane(Device("cpu:0"), 1.0, 1.0), Lane(Device("cuda:0"), 1e6, 1e-6)
 JOB = Job("s", 4, ("cpu:0",), {"cpu:0": CPU, "cuda:0": CUDA})
 
 
-def filled(lengths: Sequence[int], job: Job = JOB, cost: Padded | None = None) -> LengthsQueue[int]:
-    rows: LengthsQueue[int] = LengthsQueue(job, cost)
+def costing(cost: Padded, lengths: Sequence[int]) -> Job:
+    """A job on a lane where batches cost so much."""
+    mean = sum(lengths) / max(len(lengths), 1)
+    per_row = cost.row(mean)
+    bend = cost.gamma * mean * mean / per_row if per_row else 0.0
+    return Job("s", 4, ("cpu:0",), {"cpu:0": Lane(Device("cpu:0"), cost.alpha, per_row, bend=bend)})
+
+
+def filled(lengths: Sequence[int], job: Job = JOB) -> LengthsQueue[int]:
+    rows: LengthsQueue[int] = LengthsQueue(job)
     for length in lengths:
         rows.add(Waiting(length, length))
     return rows
@@ -125,7 +107,13 @@ def test_batches_are_the_groups_of_all_rows_that_fit_into_the_window() -> None:
 
 def test_a_group_that_the_window_cut_short_is_made_anew() -> None:
     lengths = [900] * 3 + [800] * 4 + [700] * 4 + [600] * 4 + [500] * 4
-    assert [len(batch) for batch in drain(filled(lengths, cost=Padded(1, 1)), 4)] == [3, 4, 4, 4, 4]
+    assert [len(batch) for batch in drain(filled(lengths, costing(Padded(1, 1), lengths)), 4)] == [
+        3,
+        4,
+        4,
+        4,
+        4,
+    ]
 
 
 def test_a_lane_whose_batches_are_dear_takes_full_ones() -> None:
@@ -137,13 +125,17 @@ def test_a_lane_of_which_nothing_is_known_takes_the_longest_in_full_batches() ->
     assert drain(filled([3, 1, 4, 1, 5, 9, 2, 6]), 3, "pim:0") == [[9, 6, 5], [4, 3, 2], [1, 1]]
 
 
-def test_numbers_that_were_fitted_go_before_those_of_the_lane() -> None:
-    policy = Lengths([JOB], {"s": Padded(1e6, 1.0)})
-    rows = policy.queue("s")
-    for length in (900, 1):
-        rows.add(Waiting(length, length))
-    assert rows.take(4, "cpu:0") == [900, 1]
-    assert drain(filled([900, 1]), 4) == [[900], [1]]
+def test_where_long_rows_cost_their_square_they_are_kept_from_short_ones() -> None:
+    """Two rows of 10 beside one of 20 cost 20 more by length alone, and 600 by its square."""
+    lengths = [20, 10, 10]
+    assert drain(filled(lengths, costing(Padded(100.0, 1.0), lengths)), 4) == [[20, 10, 10]]
+    assert drain(filled(lengths, costing(Padded(100.0, 0.0, 1.0), lengths)), 4) == [[20], [10, 10]]
+
+
+def test_it_is_made_for_each_step() -> None:
+    rows = Lengths([JOB]).queue("s")
+    rows.add(Waiting(3, 3))
+    assert rows.take(4, "cpu:0") == [3]
 
 
 def test_a_lane_that_takes_less_gets_the_head_of_a_group_and_the_next_the_rest() -> None:
@@ -167,7 +159,7 @@ def test_a_lane_that_takes_more_has_the_groups_made_anew() -> None:
 def test_rows_leave_longest_first_and_a_batch_is_never_dearer_than_it_must(
     lengths: list[int], most: int, cost: Padded
 ) -> None:
-    batches = drain(filled(lengths, cost=cost), most)
+    batches = drain(filled(lengths, costing(cost, lengths)), most)
     assert list(itertools.chain(*batches)) == sorted(lengths, reverse=True)
     ordered, sizes = sorted(lengths, reverse=True), [len(b) for b in batches]
     full = [min(most, len(ordered) - i) for i in range(0, len(ordered), most)]

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.candidates import job as job_of
 from pipeline.errors import PlanError
-from pipeline.machine import Device
-from pipeline.policies.spill import ALPHA, LAMBDA, Move, Spill, SpillQueue, _Home, smallest, spill
+from pipeline.graph import Graph, node
+from pipeline.invent import given as given_rows
+from pipeline.machine import Device, Link, Machine
+from pipeline.policies.spill import ALPHA, LAMBDA, Move, Spill, SpillQueue, _Home, pays, spill
 from pipeline.policy import Job, Lane, Waiting
+from pipeline.roofline import Cost, Flow, Work
+from pipeline.simulate import simulate
+from pipeline.timeline import Timeline
+from pipeline.values import Documents
+from tests.costed import Case, Plain, profile
+from tests.fake_view import FakeView
+from tests.toys import Numbers
 
 loads = st.lists(st.integers(0, 60) | st.integers(0, 3000), min_size=1, max_size=12)
 
@@ -72,11 +84,29 @@ def test_a_lane_keeps_its_share_and_spills_rows(chunk: int, keep: float) -> None
         spill([1, 2], chunk, keep=keep)
 
 
-def test_a_chunk_repays_what_it_costs_to_move() -> None:
-    assert smallest(8, 0.0, 0.0) == 8
-    assert smallest(8, 1.0, 0.1) == 10
-    assert smallest(8, 0.5, 0.1) == 8
-    assert smallest(8, 1.0, 0.0) is None
+HOME, SLOW = Lane(Device("cpu:0"), 0.0, 1.0), Lane(Device("cpu:1"), 0.0, 3.0)
+
+
+@pytest.mark.parametrize(
+    ("there", "transfer", "ready", "yes"),
+    [
+        (HOME, 1.5, 0.0, True),  # 4 rows in 2.5 s each: as soon as the home is through with all ten
+        (HOME, 1.51, 0.0, False),
+        (SLOW, 0.0, 0.0, False),
+        (HOME, 0.0, 6.0, True),
+        (HOME, 0.0, 6.1, False),
+    ],
+)
+def test_it_pays_where_rows_are_done_there_before_the_home_is_through(
+    there: Lane, transfer: float, ready: float, yes: bool
+) -> None:
+    assert pays(4, 10, HOME, there, transfer, ready) is yes
+
+
+def test_where_no_speed_is_known_only_what_costs_nothing_moves() -> None:
+    unknown = Lane(Device("cpu:0"))
+    assert pays(4, 10, unknown, unknown, 0.0)
+    assert not pays(4, 10, unknown, unknown, 1e-9)
 
 
 # the queue
@@ -126,7 +156,7 @@ def test_a_hot_key_is_spread_over_the_lanes() -> None:
     assert max(at_home(rows)) <= ALPHA * 100 + 4
 
 
-@given(st.lists(st.sampled_from("aaaaaabcdefg"), max_size=120), st.sampled_from([0.0, 3.0, 100.0]))
+@given(st.lists(st.sampled_from("aaaaaabcdefg"), max_size=120), st.sampled_from([0.0, 0.5, 3.0, 100.0]))
 def test_every_row_runs_once_wherever_it_runs(keys: list[str], transfer: float) -> None:
     taken = [row for _, batch in drain(queued(keys, job(transfer=transfer))) for row in batch]
     assert sorted(taken) == sorted((key, number) for number, key in enumerate(keys))
@@ -134,11 +164,11 @@ def test_every_row_runs_once_wherever_it_runs(keys: list[str], transfer: float) 
 
 def test_nothing_spills_when_moving_takes_longer_than_it_saves() -> None:
     hot = "a" * 397 + "bcd"
-    dear, worth = queued(hot, job(transfer=400.0)), queued(hot, job(transfer=60.0))
+    dear, worth = queued(hot, job(transfer=100.0)), queued(hot, job(transfer=0.9))
     for rows in (dear, worth):
         rows.take(1, "cpu:0")
     assert at_home(dear) == [396, 1, 1, 1]
-    assert at_home(worth)[0] <= ALPHA * 100 + 60
+    assert at_home(worth)[0] <= ALPHA * 100 + 4
     unknown = queued(hot, job(transfer=1.0, per_row=0.0))
     unknown.take(1, "cpu:0")
     assert at_home(unknown) == [396, 1, 1, 1]
@@ -195,3 +225,84 @@ def test_with_one_lane_all_is_first_come_first_served() -> None:
     for number in range(6):
         rows.add(Waiting(number, key=number % 2))
     assert [rows.take(4, "cpu:0") for _ in range(2)] == [[0, 1, 2, 3], [4, 5]]
+
+
+# which lanes it asks
+
+
+def serving(rows: int, of: Job) -> tuple[str, ...]:
+    """Who may run a step whose rows all have one home."""
+    policy = Spill([of])
+    queue = policy.queue("s")
+    for number in range(rows):
+        queue.add(Waiting(number, key="a"))
+    return tuple(policy.lanes("s", FakeView({"s": rows})))
+
+
+@pytest.mark.parametrize(("transfer", "lanes"), [(0.0, NAMES[:2]), (7.0, NAMES[:2]), (7.1, NAMES[:1])])
+def test_a_lane_without_rows_is_asked_only_where_moving_them_pays(
+    transfer: float, lanes: tuple[str, ...]
+) -> None:
+    """One row of eight: there in 1 s and its way, at home all are done in 8 s."""
+    assert serving(8, job(1, transfer, names=NAMES[:2])) == lanes
+
+
+def test_a_lane_that_must_open_the_stage_first_is_asked_only_where_that_pays() -> None:
+    opened = job(1, names=NAMES[:2])
+    slow = {n: replace(lane, opening=9.0 * (n == "cpu:1")) for n, lane in opened.lanes.items()}
+    assert serving(8, replace(opened, lanes=slow)) == NAMES[:1]
+    both = {n: replace(lane, opening=9.0) for n, lane in opened.lanes.items()}
+    assert serving(8, replace(opened, lanes=both)) == NAMES[:2]
+
+
+def test_where_nothing_waits_or_nothing_has_a_home_all_planned_lanes_are_asked() -> None:
+    assert serving(0, job()) == NAMES
+    rows = queued(["a", None], job(transfer=100.0))
+    assert rows.serving() == NAMES
+
+
+# in the simulator
+
+
+@dataclass(frozen=True, slots=True)
+class Said(Numbers):
+    """Numbers that stand for documents."""
+
+    @property
+    def keys(self) -> tuple[Hashable, ...]:
+        return tuple(i[0] for i in self.ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Eight rows of 10 bytes about a document."""
+
+    expands: ClassVar[bool] = True
+
+    def cost(self, work: Work) -> Cost:
+        return Cost(Flow(8 * work.rows, 0.0, 10.0))
+
+    def run(self, state: Any, a: Documents) -> Said:
+        raise NotImplementedError
+
+
+def simulated(bandwidth: float, *policies: str) -> Timeline:
+    """Eight rows of a second each about a single document, on two lanes that work in different memories."""
+    near, far = (Device(f"cpu:{i}", profile=profile(1.0), share=p) for i, p in enumerate(("", "far")))
+    machine = Machine((near, far), {("host", "far"): Link(bandwidth, 0.0)})
+    nodes = (node("ask", Ask(), a="rows"), node("s1", Plain(1.0), a="ask", batch=1))
+    graph = Graph({"rows": Documents}, nodes, {"out": "s1"})
+    case = Case(graph, machine, 1, at={"ask": ("cpu:0",)})
+    estimates, plan = case.estimates(), case.plan()
+    jobs = tuple(job_of(name, plan.placements, estimates) for name in plan.placements)
+    told = replace(plan, jobs=jobs, policies=policies)
+    return simulate(told, estimates, given_rows(case.sources, {"rows": False})).timeline
+
+
+def test_a_simulated_run_spills_over_a_fast_link_and_refuses_over_a_slow_one() -> None:
+    fast, slow = (simulated(bandwidth, "spill") for bandwidth in (1000.0, 0.5))
+    assert {s.device for s in fast.spans if s.step == "s1"} == {"cpu:0", "cpu:1"}
+    assert {s.device for s in slow.spans if s.step == "s1"} == {"cpu:0"}
+    assert fast.seconds == pytest.approx(5.0, abs=0.1)
+    assert slow.seconds == pytest.approx(8.0, abs=0.1)
+    assert simulated(0.5).seconds > 20, "first come first served waits for the link"

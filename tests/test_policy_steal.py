@@ -66,10 +66,11 @@ def test_a_backlog_is_more_than_two_batches_for_each_lane_at_home(rows: int, mor
     assert not backlog(16, 4, 2)
 
 
-def test_rows_with_state_stay() -> None:
+@pytest.mark.parametrize(("transfer", "steals"), [(0.5, True), (1.0, False)])
+def test_rows_stay_that_take_as_long_to_move_as_to_be_worked_on(transfer: float, steals: bool) -> None:
     vision, decode = jobs()
-    moved = dataclasses.replace(decode, transfer=1e-9)
-    assert Steal([vision, moved]).lanes("decode", PILE) == ("gpu:0",)
+    moved = dataclasses.replace(decode, transfer=transfer)
+    assert ("gpu:9" in Steal([vision, moved]).lanes("decode", PILE)) is steals
 
 
 @pytest.mark.parametrize(("seconds", "rows", "yes"), [(3.0, 12, False), (3.0, 13, True), (30.0, 100, False)])

@@ -109,11 +109,29 @@ class Texts(Numbers):
         return self.x
 
 
+@dataclass(frozen=True, slots=True)
+class Sized:
+    """Rows whose lengths are their last id."""
+
+    def run(self, state: Any, a: Numbers) -> Texts:
+        return Texts(a.ids, tuple(int(i[-1]) for i in a.ids))
+
+
 def test_rows_of_like_length_share_a_batch_the_longest_first() -> None:
     made = Graph({"docs": Texts}, (node("a", Plus(), a="docs", batch=2),), {"out": "a"})
     driver = Driver(made, machine=ONE)
     driver.run({"docs": Texts((("a",), ("b",), ("c",), ("d",)), (1, 90, 2, 80))})
     assert [t.owed for t in driver.log if isinstance(t, Submit)] == [(("b",), ("d",)), (("c",), ("a",))]
+
+
+def test_a_row_that_others_share_does_not_count_as_their_length() -> None:
+    """The document is long, its second page is longer than its first."""
+    nodes = (node("pages", Fan(4), a="docs"), node("sized", Sized(), a="pages"),
+             node("both", Join(), a="sized", b="docs", batch=1))  # fmt: skip
+    driver = Driver(Graph({"docs": Texts}, nodes, {"out": "both"}), machine=ONE)
+    driver.run({"docs": Texts((("a",),), (1002,))})
+    asked = [t.owed[0] for t in driver.log if isinstance(t, Submit) and t.step == "both"]
+    assert asked == [("a", 1), ("a", 0)]
 
 
 def test_each_row_is_queued_once_however_many_batches_leave_before_it(

@@ -28,7 +28,7 @@ from pipeline.policies import POLICIES
 from pipeline.program import flatten
 from pipeline.scheduler import Scheduler
 from tests.driving import LANES, Driver, essence
-from tests.graphs import graphs, inputs_for
+from tests.graphs import alike, graphs, inputs_for
 from tests.plans import CHOICES, QUEUES, plans
 from tests.toys import Collatz, Fan, Numbers, Plus, Total, numbers
 
@@ -49,7 +49,7 @@ windows = st.sampled_from([1, 400, 1 << 30])
 @settings(max_examples=120, deadline=None)
 @given(st.data())
 def test_under_any_policies_the_outcome_is_that_of_the_plain_loop(data: st.DataObject) -> None:
-    graph = data.draw(graphs())
+    graph = data.draw(graphs() | alike())
     inputs = data.draw(inputs_for(graph))
     chosen = data.draw(st.sampled_from(CHOICES))
     plan = data.draw(plans(graph, data.draw(machines), data.draw(windows), chosen))
@@ -84,7 +84,7 @@ def test_two_that_say_how_rows_wait_are_refused(pair: tuple[str, str]) -> None:
 @settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_the_same_events_give_the_same_instructions(data: st.DataObject) -> None:
-    graph = data.draw(graphs())
+    graph = data.draw(graphs() | alike())
     inputs = data.draw(inputs_for(graph))
     plan = data.draw(plans(graph, data.draw(machines), 400, data.draw(st.sampled_from(CHOICES))))
     driver = Driver(graph, plan=plan)

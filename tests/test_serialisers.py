@@ -20,8 +20,9 @@ from pipeline.cluster import StatesPlugin, local_client
 from pipeline.machine import Device, Machine
 from pipeline.serialisers import register
 from pipeline.shelf import Carry, Shelf
+from pipeline.timeline import Times
 from pipeline.values import Embeddings, Rows
-from pipeline.worker import Made, Times
+from pipeline.worker import Made
 from tests.toys import numbers
 
 DTYPES = [

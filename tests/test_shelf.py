@@ -19,8 +19,10 @@ import pytest
 from pipeline.buffers import segment
 from pipeline.buffers.handles import Handle, Place, StaleHandleError
 from pipeline.buffers.leases import DATA
+from pipeline.buffers.tiers import Tier
 from pipeline.handover import ARENA, BYTES
-from pipeline.shelf import HIGH, LOW, Carry, Shelf, token
+from pipeline.shelf import HIGH, LOW, WARMING, Carry, Shelf, token
+from pipeline.timeline import Counts
 from pipeline.values import Embeddings
 
 BUDGET = 1 << 20
@@ -292,3 +294,71 @@ def test_of_two_workers_that_come_at_once_only_one_has_the_segment(segments: Seg
         assert sorted(isinstance(given, Handle) for given in found) == [False, True]
         for shelf in shelves:
             shelf.close()
+
+
+def test_vectors_go_as_int8_where_the_order_says_so_and_it_is_counted(shelf: Shelf) -> None:
+    rows, plain, lossy = vectors(1), Counts(), Counts()
+    exact: Any = shelf.take(shelf.hand(rows, Carry(BYTES), plain)[1])
+    here, given = shelf.hand(rows, Carry(BYTES, link=0.3e9), lossy)
+    found: Any = shelf.take(given, lossy)
+    assert same(exact, rows)
+    assert here is rows
+    assert plain.saved == 0 < lossy.saved
+    assert lossy.copied == 2 * len(given) < rows.nbytes
+    assert np.abs(found.vectors - rows.vectors).max() <= lossy.error * np.abs(rows.vectors).max() * 1.001
+    assert lossy.error <= 1.001 / 254
+
+
+def test_shared_memory_is_exact_whatever_the_order_allows(shelf: Shelf, segments: Segments) -> None:
+    rows = vectors(1)
+    assert same(shelf.take(shelf.hand(rows, replace(segments.carry(), link=0.3e9))[1]), rows)
+
+
+def test_a_disk_without_room_is_told_and_nothing_is_lost(
+    shelf: Shelf, segments: Segments, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.shelf.disk", lambda folder: Tier("the disk", SIZE // 2, 1e9))
+    carry, count = segments.carry(), BUDGET // SIZE
+    handed = [shelf.hand(vectors(i), carry)[1] for i in range(count + 1)]
+    assert "travels as bytes: a value of" in caplog.text
+    assert f"there is no room for it: {SIZE // 2} bytes on the disk; free some" in caplog.text
+    assert not segments.folder.exists()
+    assert [type(given) for given in handed].count(bytes) >= 1
+    for i, given in enumerate(handed):
+        assert same(shelf.take(given), vectors(i))
+
+
+def test_two_threads_count_what_each_moves(shelf: Shelf, segments: Segments) -> None:
+    """One takes what the other hands, as the next batch and the one before do."""
+    carry, moved = segments.carry(), [Counts(), Counts()]
+    given = shelf.hand(vectors(0), carry)[1]
+    before = shelf.counts.copied
+
+    def read() -> None:
+        for _ in range(50):
+            shelf.take(given, moved[0])
+
+    def write() -> None:
+        for i in range(50):
+            shelf.free([name(shelf.hand(vectors(i), carry, moved[1])[1])])
+
+    with ThreadPoolExecutor(2) as pool:
+        for job in [pool.submit(read), pool.submit(write)]:
+            job.result()
+    assert (moved[0].shared, moved[0].copied) == (50 * given.nbytes, 0)
+    assert (moved[1].shared, moved[1].copied) == (0, 50 * given.nbytes)
+    assert shelf.counts.copied == before + 50 * given.nbytes
+
+
+def test_an_arena_that_is_expected_is_opened_and_touched_before_its_first_value(
+    shelf: Shelf, segments: Segments
+) -> None:
+    carry = replace(segments.carry(), warm=BUDGET)
+    shelf.begin("cpu", carry, ())
+    for thread in threading.enumerate():
+        if thread.name == WARMING:
+            thread.join()
+    assert os.stat(carry.segments[0].path).st_blocks * 512 >= BUDGET
+    other = segments.carry("other")
+    shelf.begin("cpu", other, ())
+    assert os.stat(other.segments[0].path).st_blocks == 0

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given as hypothesis_given
 from hypothesis import settings
 from hypothesis import strategies as st
 
+from pipeline.candidates import job
 from pipeline.estimate import Estimates
-from pipeline.events import Meta
+from pipeline.events import Meta, Submit
 from pipeline.graph import Graph, Loop, node
 from pipeline.invent import given
 from pipeline.learned import Learned
@@ -21,7 +22,7 @@ from pipeline.machine import Machine
 from pipeline.plan import place
 from pipeline.program import flatten
 from pipeline.roofline import Flow
-from pipeline.simulate import Simulated, simulate
+from pipeline.simulate import Simulated, Simulation, simulate
 from pipeline.timeline import Stall
 from tests.costed import Busy, Case, Many, One, Round, chain, lanes, linked, profile
 from tests.graphs import graphs
@@ -129,6 +130,62 @@ def test_a_batch_takes_as_long_as_its_own_rows_are() -> None:
     sources = {"rows": Meta(tuple((i,) for i in range(4)), 0, (1, 9, 2, 4))}
     found = simulate(case.plan(), case.estimates(), sources)
     assert [(s.length, s.seconds) for s in found.timeline.spans] == [(13, 13), (3, 3)]
+
+
+@dataclass(frozen=True, slots=True)
+class Pads(Busy):
+    """A batch is a rectangle, as long as its longest row."""
+
+    pads: ClassVar[bool] = True
+
+
+UNLIKE = {"rows": Meta(tuple((i,) for i in range(6)), 0, (9, 1, 1, 9, 9, 1))}
+
+
+def test_a_batch_that_is_padded_takes_as_long_as_its_longest_row_for_each() -> None:
+    case = Case(chain(Pads(0.0, by_length=1.0), batch=4), Machine(lanes(1)), 6, length=5)
+    found = simulate(case.plan(), case.estimates(), UNLIKE)
+    assert [(s.rows, s.length, s.seconds) for s in found.timeline.spans] == [(4, 36, 36), (2, 2, 2)]
+
+
+@pytest.mark.parametrize(("kind", "gain"), [(Pads, 36 + 2 - 27 - 3), (Busy, 0)])
+def test_batches_of_like_length_gain_what_they_are_not_padded(kind: type[Busy], gain: float) -> None:
+    case = Case(chain(kind(0.0, by_length=1.0), batch=4), Machine(lanes(1)), 6, length=5)
+    estimates = case.estimates()
+    jobs = (job("s0", case.plan().placements, estimates),)
+    plain, like = (
+        simulate(replace(case.plan(), policies=p, jobs=jobs), estimates, UNLIKE) for p in ((), ("lengths",))
+    )
+    assert seconds(plain) - seconds(like) == gain
+
+
+def test_what_came_of_a_batch_follows_from_the_lengths_it_began_with() -> None:
+    asked: list[str] = []
+
+    class Counted(Simulation):
+        def _lengths(self, task: Submit) -> list[int]:
+            asked.append(task.step)
+            return super()._lengths(task)
+
+    case = Case(chain(Busy(by_length=1.0), batch=2), Machine(lanes(1)), 6, length=5)
+    found = Counted(case.plan(), case.estimates(), UNLIKE).run()
+    assert len(asked) == len(found.timeline.spans) == 3, "once for each batch"
+
+
+def test_rows_stay_on_the_near_side_of_a_slow_link_where_the_way_costs_more() -> None:
+    """A card that is eight times as fast, behind a link that takes 40 s a row; `guided` knows of both."""
+    machine = linked(*lanes(1), *lanes(1, 8.0, kind="cuda"), bandwidth=1.0)
+    case = Case(chain(Busy(), batch=8), machine, 16, nbytes=40.0)
+    estimates = case.estimates()
+    known = job("s0", case.plan().placements, estimates)
+    blind = replace(known, lanes={n: replace(lane, link=0.0) for n, lane in known.lanes.items()})
+    sources = given(case.sources, {"rows": False})
+    aware, unaware = (
+        simulate(replace(case.plan(), policies=("guided",), jobs=(j,)), estimates, sources)
+        for j in (known, blind)
+    )
+    assert (seconds(aware), aware.moved) == (16, {})
+    assert seconds(unaware) > 8 * 40
 
 
 def test_a_group_takes_as_long_as_its_rows_in_sum() -> None:

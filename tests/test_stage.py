@@ -10,7 +10,16 @@ import pytest
 
 from pipeline.errors import GraphError
 from pipeline.machine import Device
-from pipeline.stage import check_outputs, check_portable, gathers, open_stage, ports, state_key
+from pipeline.stage import (
+    batch_length,
+    check_outputs,
+    check_portable,
+    gathers,
+    length_of,
+    open_stage,
+    ports,
+    state_key,
+)
 from pipeline.values import Rows
 from tests.toys import Fan, Flags, Join, Numbers, Plus, Strip, Total, numbers
 
@@ -225,3 +234,35 @@ def test_a_class_that_cannot_travel_for_another_reason_is_named() -> None:
 
     with pytest.raises(GraphError, match=r"stage 'it' \(.*Local\): the class cannot travel to a worker"):
         check_portable(Local(), "it")
+
+
+# lengths
+
+
+@dataclass(frozen=True, slots=True)
+class Words(Numbers):
+    """Numbers that are as long as they are large."""
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        return self.x
+
+
+@dataclass(frozen=True, slots=True)
+class Pads(Plus):
+    """A batch is a rectangle."""
+
+    pads: ClassVar[bool] = True
+
+
+@pytest.mark.parametrize(("stage", "expected"), [(Plus(), 12), (Pads(), 27)])
+def test_a_batch_is_as_long_as_its_rows_or_as_its_longest_for_each(stage: Plus, expected: float) -> None:
+    assert batch_length(stage, (1, 9, 2)) == expected
+    assert length_of(stage, {"a": Words((("a",), ("b",), ("c",)), (1, 9, 2))}) == expected
+    assert batch_length(stage, ()) == length_of(stage, {}) == length_of(stage, {"a": numbers(a=1)}) == 0
+
+
+def test_rows_that_others_share_do_not_make_a_batch_longer() -> None:
+    batch = {"a": Words((("d", 1), ("d", 2)), (3, 4)), "b": Words((("d",),), (1000,)), "c": Words((), ())}
+    assert length_of(Join(), batch) == 7
+    assert length_of(Join(), {"a": Words(((),), (1000,))}) == 0

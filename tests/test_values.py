@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from pipeline import values
-from pipeline.values import Chunks, Embeddings, Hits, Passage, Prompts, Rows
+from pipeline.values import Chunks, Documents, Embeddings, Hits, Passage, Prompts, Rows
 from tests.toys import Flags, Numbers, numbers
 
 KINDS = [k for name in values.__all__ if isinstance(k := getattr(values, name), type) and issubclass(k, Rows)]
@@ -125,3 +125,16 @@ def test_an_empty_batch_of_arrays_is_known_by_type_without_postponed_annotations
         type("Eager", (Rows,), {"__annotations__": {"v": NDArray[np.float32]}})
     )
     assert kind.concat([]).v.shape == (0, 0)
+
+
+def test_documents_are_as_long_as_their_files_in_thousands_of_bytes() -> None:
+    found = Documents((("a",), ("b",), ("c",)), ("a", "b", "c"), (1, 2000, 0))
+    assert found.lengths == (1, 2, 0)
+    assert found.take([1]).lengths == (2,)
+    assert Documents.concat([found, found.take([0])]).sizes == (1, 2000, 0, 1)
+
+
+def test_documents_that_nobody_looked_at_have_no_length() -> None:
+    found = Documents((("a",), ("b",)), ("a", "b"))
+    assert (found.sizes, found.lengths, found.take([0]).lengths) == ((0, 0), None, None)
+    assert len(Documents.concat([])) == 0

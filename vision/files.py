@@ -35,12 +35,13 @@ class Crawl:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A file: where it was asked for (number of the root, its folder), its path below that, its fault."""
+    """A file: where it was asked for (number of the root, its folder), its path below that, fault, bytes."""
 
     root: int
     folder: str
     below: str
     fault: tuple[str, str] | None = None  # category and message
+    size: int = 0
 
     @property
     def path(self) -> str:
@@ -67,7 +68,7 @@ def crawl(roots: Sequence[str | Path]) -> Crawl:
         for file in sorted(_under(number, os.fspath(root)), key=lambda f: Path(f.below).parts):
             found.setdefault(file.path, file)
     names = _names(list(found.values()))
-    documents: list[tuple[str, str]] = []
+    documents: list[tuple[str, _Found]] = []
     unsupported: list[str] = []
     failures: list[Failure] = []
     for name, file in names:
@@ -75,11 +76,13 @@ def crawl(roots: Sequence[str | Path]) -> Crawl:
         if file.fault is None and extension(name) not in READERS:
             unsupported.append(printable)
         elif file.fault is None and printable == name:
-            documents.append((name, file.path))
+            documents.append((name, file))
         else:
             category, message = file.fault or ("unreadable", "the file's name is not UTF-8; rename the file")
             failures.append(Failure((printable,), "crawl", category, message))
-    rows = Documents(tuple((name,) for name, _ in documents), tuple(path for _, path in documents))
+    files = [file for _, file in documents]
+    ids = tuple((name,) for name, _ in documents)
+    rows = Documents(ids, tuple(f.path for f in files), tuple(f.size for f in files))
     return Crawl(rows, tuple(unsupported), tuple(failures))
 
 
@@ -128,17 +131,20 @@ def _walk(number: int, base: str, top: str) -> Iterator[_Found]:
 
 
 def _file(number: int, base: str, path: str) -> _Found:
-    return _Found(number, base, os.path.relpath(path, base), _fault(path))
+    """A file that has a reader is looked at."""
+    fault, size = None, 0
+    if extension(path) in READERS:
+        try:
+            status = os.stat(path)
+            fault, size = _fault(path, status), status.st_size
+        except OSError as error:
+            why = f"the file cannot be found ({error.strerror}); check where its link leads"
+            fault = "unreadable", why
+    return _Found(number, base, os.path.relpath(path, base), fault, size)
 
 
-def _fault(path: str) -> tuple[str, str] | None:
-    """Why a file that has a reader cannot be read: category and message."""
-    if extension(path) not in READERS:
-        return None
-    try:
-        status = os.stat(path)
-    except OSError as error:
-        return "unreadable", f"the file cannot be found ({error.strerror}); check where its link leads"
+def _fault(path: str, status: os.stat_result) -> tuple[str, str] | None:
+    """Why a file cannot be read: category and message."""
     if not stat.S_ISREG(status.st_mode):
         return "unreadable", "not a regular file but a pipe, socket or device; remove it"
     if status.st_size == 0:

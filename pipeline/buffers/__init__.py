@@ -16,5 +16,6 @@ TRANSPORTS: Table = {
     "bytes": "pipeline.buffers.transports:BytesTransport",
     "cuda": "pipeline.buffers.cuda:CudaTransport",
     "peer": "pipeline.buffers.cuda:PeerTransport",
+    "staged": "pipeline.buffers.cuda:StagedTransport",
     "cuda-ipc": "pipeline.buffers.cuda_ipc:CudaIpcTransport",
 }

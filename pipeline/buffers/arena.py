@@ -158,7 +158,8 @@ class Arena:
 
     def warm(self, nbytes: int) -> None:
         """Fault in the first bytes, so that the first blocks cost what later ones do; for a side thread."""
-        segment.populate(self._memory, DATA, DATA + min(nbytes, self.budget))
+        end = DATA + min(nbytes, self.budget)
+        segment.populate(self._memory, DATA, end, lambda: self._end.alive)
 
     def close(self) -> None:
         """Give everything back, as at the end of the process; who still reads, keeps what it reads."""

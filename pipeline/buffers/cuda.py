@@ -2,6 +2,7 @@
 
 "cuda": the tensors themselves travel, each with an event; the reader's stream waits for it, nobody else does.
 "peer": as that, and what is on another device than the reader's is copied there, on side streams.
+"staged": as that, to a reader that works on the host.
 
 When not: for values without tensors of a device, which travel by reference; and "peer" between devices that
 do not reach each other costs two copies by way of the host, so the plan should keep such steps together.
@@ -26,7 +27,9 @@ __all__ = [
     "CudaTransport",
     "Here",
     "PeerTransport",
+    "StagedTransport",
     "carry",
+    "here",
     "join",
     "on_device",
     "size",
@@ -157,6 +160,23 @@ class PeerTransport(CudaTransport):
         moved = [carry(p, device, self._staging).take() for p in given.tensors]
         streams = (stream_of(d) if d == device else self._staging.stream(d) for d in given.writers)
         given.readers.update(streams)
+        return join(given.head, moved, given.buffers)
+
+
+class StagedTransport(CudaTransport):
+    """As "cuda", and tensors come to the host: for readers that have no device."""
+
+    name = "staged"
+
+    def __init__(self, staging: Staging) -> None:
+        super().__init__()
+        self._staging = staging
+
+    def get(self, given: Here) -> Any:
+        """The value, with its tensors on the host once they are there."""
+        self._count(copied=size(p.tensor for p in given.tensors if p.tensor.is_cuda))
+        moved = [self._staging.fetch(p) if p.tensor.is_cuda else p.tensor for p in given.tensors]
+        given.readers.update(self._staging.stream(device) for device in given.writers)
         return join(given.head, moved, given.buffers)
 
 

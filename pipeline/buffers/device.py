@@ -10,7 +10,7 @@ whether the allocator was set to expandable segments by a call instead of the en
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from pipeline.errors import PlanError
 
 __all__ = [
     "UNKNOWN", "Gpu", "Pending", "View", "accept", "expandable", "index_of", "no_segments", "peers",
-    "pending", "record", "refusal", "uuid", "view",
+    "pending", "record", "refusal", "seen", "uuid", "view",
 ]  # fmt: skip
 
 UNKNOWN = "unknown"
@@ -131,6 +131,11 @@ def view(environ: Mapping[str, str] = os.environ) -> View:
     names = [torch.cuda.get_device_properties(i).name for i in range(count)]
     gpus = tuple(Gpu(uuid(i), _instance(name, visible[i : i + 1])) for i, name in enumerate(names))
     return View(host, gpus, expandable(environ))
+
+
+def seen(lanes: Iterable[str]) -> View | None:
+    """What this process sees; None, and torch is not asked, where none of these lanes is a GPU's."""
+    return view() if any(name.startswith("cuda:") for name in lanes) else None
 
 
 def _instance(name: str, entry: list[str]) -> str:

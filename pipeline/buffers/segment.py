@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import mmap
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from pipeline.buffers.handles import OwnerGoneError, Place
 from pipeline.buffers.identity import own
@@ -123,11 +125,18 @@ def read(path: Path, owner: str) -> memoryview:
         os.close(fd)
 
 
-def populate(memory: mmap.mmap, start: int, end: int) -> None:
-    """Fault pages in for writing, without changing them; nothing on a kernel that cannot."""
-    with suppress(OSError):
-        for at in range(start, end, _STEP):  # step by step, since Python stands still meanwhile
-            memory.madvise(_POPULATE_WRITE, at, min(_STEP, end - at))
+def populate(memory: mmap.mmap, start: int, end: int, wanted: Callable[[], bool] = lambda: True) -> None:
+    """Fault pages in for writing, without changing them; nothing on a kernel that cannot.
+
+    `wanted`: asked again and again, whether to go on. By the C library, since `mmap.madvise` has all of
+    Python stand still meanwhile.
+    """
+    address = np.frombuffer(memory, np.uint8).ctypes.data
+    call = ctypes.CDLL(None).madvise
+    call.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    for at in range(start, end, _STEP):
+        if not wanted() or call(address + at, min(_STEP, end - at), _POPULATE_WRITE):
+            return
 
 
 def give_up(fd: int, folders: Sequence[Path]) -> None:

@@ -1,7 +1,7 @@
 """Between the host and CUDA devices: uploads and downloads by pinned buffers, on streams of their own.
 
 Upload, run and download are separate steps (HPXCL, Diehl et al., arXiv 1810.11482), for
-`pipeline.buffers.ring.overlapped`; an upload returns when its copy is under way.
+`pipeline.buffers.stations`; an upload returns when its copy is under way.
 
 When not: what finds no room in the pool goes by pageable memory, as torch does by itself, and so does
 everything with a pool of no bytes. One thread that waits for every copy gains nothing by this.

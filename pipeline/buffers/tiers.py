@@ -90,9 +90,19 @@ def demote(
     return tuple(block.key for block in _needed(chosen, need))
 
 
-def choose(tiers: Sequence[Tier], nbytes: int) -> Tier | None:
-    """The fastest tier that has room for a block, the first of equals; None where none has."""
-    return max((tier for tier in tiers if tier.room >= nbytes), key=lambda tier: tier.bandwidth, default=None)
+def choose(tiers: Sequence[Tier], nbytes: int) -> Tier:
+    """The fastest tier that has room for a block, the first of equals.
+
+    Raises MemoryError that says how much room each has.
+    """
+    fitting = [tier for tier in tiers if tier.room >= nbytes]
+    if fitting:
+        return max(fitting, key=lambda tier: tier.bandwidth)
+    rooms = ", ".join(f"{max(tier.room, 0)} bytes on {tier.name}" for tier in tiers) or "none at all"
+    raise MemoryError(
+        f"a value of {nbytes} bytes has to leave a memory that is full, and there is no room for it: "
+        f"{rooms}; free some, or use smaller batches"
+    )
 
 
 def _fitting(equals: list[Resident[Key]], need: int) -> Iterable[Resident[Key]]:

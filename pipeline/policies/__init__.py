@@ -6,6 +6,8 @@ from pipeline.lookup import Table
 
 NONE = "none"
 """What is named where no policy is wanted, not even those of the default."""
+MODES = "modes"
+"""The policy that wants lanes which share cores, so that the planner lays them out for it."""
 
 POLICIES: Table = {
     "coalesce": "pipeline.policies.coalesce:Coalesce",

@@ -1,17 +1,21 @@
 """Calls of all who wait merge into one batch, in which nobody takes more than a fair part.
 
 Space-Time scheduling (Jain et al., 2019): calls of several tenants to the same model become one large call
-instead of many small ones one after the other. Here every input (`root`) is a tenant; the fairness cap is
-ours: with R of them waiting, none has more than ceil(most / R) rows in a batch that others could fill.
+instead of many small ones one after the other. Here the tenants of a batch are the steps that hold equal
+stages, which are those of branches, loops and jobs that ask the same model (see `pipeline.merging`); and
+among the rows of a step every input (`root`) is one. The fairness cap is ours: with R of them waiting,
+none has more than ceil(most / R) rows in a batch that others could fill.
 
-When not: with one input it is first come first served. Length is not looked at, so where padding costs
-more than waiting does, `lengths` or `pack` is better.
+When not: with one input and no equal stages it is first come first served. Length is not looked at, so where
+padding costs more than waiting does, `lengths` or `pack` is better. A part-filled batch waits for rows of an
+equal stage that are one step away, so a small job beside a large one is faster on its own lanes. A batch
+that fails runs again for each of its steps, which costs a call for each where rows often fail.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Generic
 
 from pipeline.errors import RowId
@@ -72,7 +76,7 @@ class Line(Generic[What]):
 
 
 class Coalesce:
-    """Batches of all inputs, each with its part."""
+    """Batches of all inputs, and of all steps that hold equal stages, each with its part."""
 
     def __init__(self, jobs: Iterable[Job]) -> None:
         """Costs do not matter: a part is a number of rows."""
@@ -80,6 +84,10 @@ class Coalesce:
     def queue(self, step: str) -> CoalesceQueue[Any]:
         """The queue of a step, empty."""
         return CoalesceQueue()
+
+    def shares(self, waiting: Sequence[int], most: int) -> Sequence[int]:
+        """Rows that each of the steps that share a batch gets."""
+        return shares(waiting, most)
 
 
 class CoalesceQueue(Generic[What]):

@@ -1,8 +1,9 @@
 """Rows of a document go to a lane that has it already, as long as no lane gets too much.
 
 Weight-balanced vertex cut (Ma et al., "A vertex cut based framework for load balancing", 2020; after Libra):
-the pairs of a document and a question are edges, each is given to one lane, and what many pairs share is
-copied to several lanes instead of cutting pairs. Greedy in one pass; the order of preference below is ours.
+a row is the edge between its document (its key) and its question (its input). Each edge is given to one
+lane, and what many edges share is copied to several lanes instead of cutting edges. Rows are placed as they
+come, with the degrees seen so far (as HDRF, Petroni et al., 2015); the order of preference below is ours.
 
 When not: with one lane, and for rows without a key, it is first come first served. Where rows bring all they
 need with them there is nothing to share, and a lane that is busy keeps rows from one that could begin.
@@ -15,7 +16,6 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Hashable, Iterable, Sequence
 from typing import Any, Generic
 
-from pipeline.errors import PlanError
 from pipeline.policy import Job, Waiting, What
 
 SLACK = 0.1
@@ -44,35 +44,12 @@ def choose(
     return min(map(then, range(len(loads))))[1]
 
 
-def assign(
-    pairs: Sequence[tuple[Hashable, Hashable]], weights: Sequence[float], lanes: int, slack: float = SLACK
-) -> list[int]:
-    """A lane, from 0, for each pair: one that has both ends, else the end of fewer pairs, else the other.
-
-    No load is above `(1 + slack) * mean`, or else `mean` + the greatest weight.
-    Raises PlanError for no lanes.
-    """
-    if lanes < 1:
-        raise PlanError(f"pairs are assigned to at least one lane, found {lanes}")
-    degrees = Counter(end for pair in pairs for end in enumerate(pair))
-    held: defaultdict[tuple[int, Hashable], set[int]] = defaultdict(set)
-    loads = [0.0] * lanes
-    cap = (1 + slack) * sum(weights) / lanes
-    found = []
-    for pair, weight in zip(pairs, weights, strict=True):
-        ends = sorted(enumerate(pair), key=lambda end: degrees[end])
-        rare, common = (held[end] for end in ends)
-        lane = choose((rare & common, rare, common), loads, weight, cap, [1.0] * lanes)
-        loads[lane] += weight
-        rare.add(lane)
-        common.add(lane)
-        found.append(lane)
-    return found
+_End = tuple[int, Hashable]
+"""A document or a question: two that are called alike are not the same."""
 
 
-def copies(keys: Iterable[Hashable], lanes: Iterable[int]) -> dict[Hashable, int]:
-    """On how many lanes each key is; their mean is the replication factor."""
-    return Counter(key for key, _ in set(zip(keys, lanes, strict=True)))
+def _ends(row: Waiting[Any]) -> tuple[_End, ...]:
+    return ((0, row.key), (1, row.root)) if row.root else ((0, row.key),)
 
 
 class Cut:
@@ -87,11 +64,14 @@ class Cut:
 
 
 class CutQueue(Generic[What]):
-    """A line for each planned lane, and one for all. A row costs O(1), but O(L) with L lanes
-    where it comes and no lane that has its key has room, or where a lane with nothing to do takes it.
+    """A line for each planned lane, and one for all. A row costs O(L) with L lanes.
+
+    It goes to a lane that has both its ends, else to one that has the end of fewer rows, else the other: to
+    the least loaded of these that has room, or of all. No load is then above `(1 + SLACK) * mean`, or the
+    mean and a row, or a batch.
 
     Loads are all that a lane was given so far, in seconds where the costs of all lanes are known, else in
-    lengths. A lane with nothing to do takes half of the longest line, from its end; it has the keys then.
+    lengths. A lane with nothing to do takes half of the longest line, from its end; it has their ends then.
     """
 
     def __init__(self, job: Job) -> None:
@@ -101,7 +81,8 @@ class CutQueue(Generic[What]):
         self._places = {name: i for i, name in enumerate(names)}
         self._batch = job.batch
         self._loads = [0.0] * len(names)
-        self._held: defaultdict[Hashable, set[int]] = defaultdict(set)
+        self._degrees: Counter[_End] = Counter()
+        self._held: defaultdict[_End, set[int]] = defaultdict(set)
         self._lines: list[deque[tuple[int, Waiting[What]]]] = [deque() for _ in names]
         self._common: deque[tuple[int, Waiting[What]]] = deque()
         self._numbers = itertools.count()
@@ -118,9 +99,8 @@ class CutQueue(Generic[What]):
         if row.key is not None and len(self._lines) > 1:
             weight = max(1, row.length)
             self._given += 1
-            lane = choose((self._held[row.key],), self._loads, weight, self._cap(weight), self._paces)
-            self._load(lane, weight)
-            self._held[row.key].add(lane)
+            lane = choose(self._tiers(row), self._loads, weight, self._cap(weight), self._paces)
+            self._give(row, lane)
             line = self._lines[lane]
         line.append((next(self._numbers), row))
 
@@ -148,9 +128,20 @@ class CutQueue(Generic[What]):
         for _, row in rows:
             self._load(victim, -max(1, row.length))
             if thief is not None:
-                self._load(thief, max(1, row.length))
-                self._held[row.key].add(thief)
+                self._give(row, thief)
         return rows
+
+    def _tiers(self, row: Waiting[What]) -> tuple[set[int], ...]:
+        """Lanes that have both ends of a row, that of fewer rows, and the other; also counts the row."""
+        ends = _ends(row)
+        self._degrees.update(ends)
+        first, *rest = (self._held[end] for end in sorted(ends, key=self._degrees.__getitem__))
+        return (first & rest[0], first, rest[0]) if rest else (first,)
+
+    def _give(self, row: Waiting[What], lane: int) -> None:
+        self._load(lane, max(1, row.length))
+        for end in _ends(row):
+            self._held[end].add(lane)
 
     def _load(self, lane: int, weight: float) -> None:
         self._loads[lane] += weight * self._paces[lane]

@@ -4,6 +4,8 @@ The fastest lane takes its efficient chunk S_f, the planned batch. A lane that i
 min(S_f / f, r / (f + n)) rows, with r rows left and n such lanes: as long as the fastest needs for its
 own, and near the end at most the share with which all would finish together.
 
+Speed counts the way of the rows to the lane (ours): one behind a slow link is slow, however fast it computes.
+
 When not: one lane; a lane whose speed is unknown; lanes of equal speed; and no limit by r as long as more
 rows come. It looks at one step: lanes that are kept from it by other steps count as if they were free.
 """

@@ -1,13 +1,13 @@
 """Rows of like length share a batch, where the padding saved is worth the batches added.
 
-LoongServe (Wu et al., SOSP 2024), its batching by dynamic programming with a fitted quadratic cost, for
-one lane: rows sorted by length are cut into contiguous groups of least total seconds. The groups are made
+LoongServe (Wu et al., SOSP 2024), its batching by dynamic programming with a quadratic cost, for one
+lane: rows sorted by length are cut into contiguous groups of least total seconds. The groups are made
 for a window of the longest rows at a time, and served longest first.
 
     seconds(group) = alpha + size * (beta * longest + gamma * longest^2)        padded: ours, after theirs
 
 When not: where all lengths are equal or unknown, or nothing is known of the lane, batches are full, the
-longest rows first. Batches that wait for a full one elsewhere (an engine that pads nothing) gain nothing.
+longest rows first. Batches of a stage that pads nothing gain nothing.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Any, Generic
 
-from pipeline.errors import PlanError
 from pipeline.policy import Job, Waiting, What
 
 WINDOW = 4
@@ -42,29 +41,6 @@ class Padded:
     def seconds(self, longest: float, size: int) -> float:
         """A batch of `size` rows."""
         return self.alpha + size * self.row(longest)
-
-
-def fit(observations: Sequence[tuple[int, int, float]]) -> Padded:
-    """The cost nearest to batches that ran, each as (longest, size, seconds).
-
-    Least squares with no number below 0: the best of the exact solutions in which some are left at 0.
-    Raises PlanError for fewer than three batches.
-    """
-    if len(observations) < 3:
-        raise PlanError(f"three numbers are fitted to at least three batches, found {len(observations)}")
-    import numpy as np
-
-    longest, size, seconds = np.asarray(observations, float).T
-    columns = np.stack([np.ones_like(size), size * longest, size * longest**2], axis=1)
-    scale = np.maximum(columns.max(axis=0), 1e-300)  # else the squares drown the rest
-    best, error = np.zeros(3), float("inf")
-    for kept in ([0, 1, 2], [0, 1], [0, 2], [1, 2], [0], [1], [2]):
-        found = np.zeros(3)
-        found[kept] = np.linalg.lstsq(columns[:, kept] / scale[kept], seconds, rcond=None)[0]
-        off = float(np.sum((columns / scale @ found - seconds) ** 2))
-        if found.min() >= 0 and off < error:
-            best, error = found, off
-    return Padded(*(float(x) for x in best / scale))
 
 
 def groups(lengths: Sequence[int], most: int, cost: Padded) -> list[int]:
@@ -110,15 +86,14 @@ def _ends(rows: Sequence[float], most: int, alpha: float) -> list[int]:
 
 
 class Lengths:
-    """Batches of like length. `fits`: cost of a step as fitted to its batches; else it comes of the lane."""
+    """Batches of like length."""
 
-    def __init__(self, jobs: Sequence[Job], fits: Mapping[str, Padded] | None = None) -> None:
+    def __init__(self, jobs: Sequence[Job]) -> None:
         self._jobs = {job.name: job for job in jobs}
-        self._fits = fits or {}
 
     def queue(self, step: str) -> LengthsQueue[Any]:
         """The queue of a step, empty."""
-        return LengthsQueue(self._jobs[step], self._fits.get(step))
+        return LengthsQueue(self._jobs[step])
 
 
 class LengthsQueue(Generic[What]):
@@ -127,9 +102,8 @@ class LengthsQueue(Generic[What]):
     What comes while groups stand waits for the next window, so a row is passed by at most one.
     """
 
-    def __init__(self, job: Job, cost: Padded | None = None) -> None:
+    def __init__(self, job: Job) -> None:
         self._job = job
-        self._cost = cost
         self._heap: list[tuple[int, int, What]] = []
         self._numbers = itertools.count()
         self._lengths = self._added = 0
@@ -149,7 +123,7 @@ class LengthsQueue(Generic[What]):
     def take(self, most: int, lane: str) -> list[What]:
         """The longest group; the head of it, where `most` is less than it was made for."""
         if not self._groups or most > self._most:
-            self._plan(most, self._cost or self._known(lane))
+            self._plan(most, self._cost(lane))
         group = self._groups.popleft() if self._groups else []
         while not self._groups and len(group) < most and self._heap and self._heap[0][0] == group[-1][0]:
             group.append(heappop(self._heap))  # what came since, and is not shorter, costs no padding
@@ -159,12 +133,13 @@ class LengthsQueue(Generic[What]):
         self._count -= len(taken)
         return taken
 
-    def _known(self, lane: str) -> Padded:
+    def _cost(self, lane: str) -> Padded:
         """The lane's line, with its rows of mean length."""
         found = self._job.lanes.get(lane)
         if found is None or not self._lengths:
             return Padded(0.0, 0.0)
-        return Padded(found.fixed, found.per_row * self._added / self._lengths)
+        mean, bent = self._lengths / self._added, found.per_row * found.bend
+        return Padded(found.fixed, (found.per_row - bent) / mean, bent / mean**2)
 
     def _plan(self, most: int, cost: Padded) -> None:
         """Group the longest rows, those of groups that still stand among them."""

@@ -2,10 +2,13 @@
 
 The same cores are declared twice: as one wide lane (all threads in one batch) and as narrow lanes (some
 threads for each of several batches). A short backlog is done sooner by the wide lane, a long one by
-the narrow ones; the crossing comes from predicted seconds, and the mode changes only well past it.
+the narrow ones; the crossing comes from predicted seconds, and the mode changes only well past it. The
+planner lays lanes out so where this policy is asked for, and a machine file may declare them.
 
 When not: a step has lanes in one layout only; their speeds are unknown; one layout is better at any backlog
-(then it stays); or the layouts work in different memory, so that a change would move bytes.
+(then it stays); or the layouts work in different memory, so that a change would move bytes. Each lane opens
+its own models, so both layouts must fit; and a wide lane waits until all narrow ones are free, so steps in
+different modes hold each other up.
 """
 
 from __future__ import annotations

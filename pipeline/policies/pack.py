@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any, Generic
 
 from pipeline.policy import Job, Waiting, What
@@ -21,12 +21,6 @@ WASTE = 0.25
 """The share of a batch that may be padding."""
 PATIENCE = 32
 """Batches that a class may see pass it by before it is served whatever else waits."""
-
-
-def waste(lengths: Sequence[int]) -> float:
-    """The share of a batch that is padding, if all rows are padded to the longest."""
-    padded = max(lengths) * len(lengths)
-    return 1 - sum(lengths) / padded if padded else 0.0
 
 
 def floors(bound: float) -> Iterator[int]:

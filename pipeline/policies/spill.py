@@ -1,23 +1,25 @@
 """Each key has a home lane; what a hot one has too much goes to the least loaded lane.
 
 Least-loaded expert parallelism (Nguyen et al., LLEP, 2026), its three guards: nothing moves below an
-imbalance of `LAMBDA`, a lane keeps `ALPHA` of its fair share, and what moves is a chunk of at least m rows.
-Its algorithm could not be read: the one here, and its bound, are derived by us.
+imbalance of `LAMBDA`, a lane keeps `ALPHA` of its fair share, and what moves is a chunk of at least a batch
+that costs no more than it saves. Its algorithm could not be read: the one here, its bound and what a move
+costs are derived by us.
 
-When not: balanced lanes, one lane, and rows without a key (first come first served). A chunk is so large
-that the rows it saves take longer than their state takes to move; a key with fewer rows stays at home.
+When not: balanced lanes, one lane, and rows without a key (first come first served). A move must be done
+there, the way and the opening of the stage included, before the home is through with all that it has; else
+rows stay at home, though another lane has nothing to do. A key with less than a batch stays at home too.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Sequence
 from heapq import heapify, heapreplace
 from typing import Any, Generic, NamedTuple
 
 from pipeline.errors import PlanError
+from pipeline.machine import Device
 from pipeline.policies.coalesce import Line
-from pipeline.policy import Job, Waiting, What
+from pipeline.policy import Job, Lane, View, Waiting, What
 
 LAMBDA = 1.3
 """Nothing moves while the greatest load is less than this many times the mean."""
@@ -61,14 +63,15 @@ def spill(loads: Sequence[int], chunk: int, limit: float = LAMBDA, keep: float =
     return moves
 
 
-def smallest(batch: int, transfer: float, per_row: float) -> int | None:
-    """Rows of the smallest chunk that is worth moving: a batch, and as many as repay `transfer` seconds.
+def pays(rows: int, waiting: int, home: Lane, there: Lane, transfer: float, ready: float = 0.0) -> bool:
+    """Whether `rows` of the `waiting` at home are done there before the home is through with all of them.
 
-    A row repays the `per_row` seconds that it takes. None where no number does.
+    Ours, after the guard of LLEP (never spill where the transfer takes longer than it saves): moved one by
+    one they take `ready + rows * (there.per_row + transfer)`, and the home alone `waiting * home.per_row`.
+    So no row ends later for having moved. `ready`: seconds until the lane can begin. Where no speed is known
+    nothing speaks against what costs no transfer.
     """
-    if not transfer:
-        return batch
-    return max(batch, math.ceil(transfer / per_row)) if per_row else None
+    return ready + rows * (there.per_row + transfer) <= waiting * home.per_row
 
 
 class Spill:
@@ -76,16 +79,22 @@ class Spill:
 
     def __init__(self, jobs: Sequence[Job]) -> None:
         self._jobs = {job.name: job for job in jobs}
+        self._queues: dict[str, SpillQueue[Any]] = {}
 
     def queue(self, step: str) -> SpillQueue[Any]:
         """The queue of a step, empty."""
-        return SpillQueue(self._jobs[step])
+        self._queues[step] = SpillQueue(self._jobs[step])
+        return self._queues[step]
+
+    def lanes(self, step: str, view: View) -> Sequence[str]:
+        """The planned lanes that have rows, or for which it pays to take some; all where none wait."""
+        return self._queues[step].serving() or self._jobs[step].planned
 
 
 class _Home(Generic[What]):
     """The rows of one lane by key, and which keys have a chunk or more. O(1) for each row."""
 
-    def __init__(self, chunk: int | None) -> None:
+    def __init__(self, chunk: int) -> None:
         self.rows = 0
         self._chunk = chunk
         self._keys: dict[Hashable, Line[What]] = {}
@@ -124,7 +133,7 @@ class _Home(Generic[What]):
     def _sort(self, key: Hashable, line: Line[What]) -> None:
         if not line:
             del self._keys[key]
-        if self._chunk is not None and len(line) >= self._chunk:
+        if len(line) >= self._chunk:
             self._large[key] = None
         else:
             self._large.pop(key, None)
@@ -134,15 +143,17 @@ class SpillQueue(Generic[What]):
     """A home for each planned lane, and a line for rows without a key. O(1) for each row and each that moves,
     O(L log L) for a batch with L lanes.
 
-    A lane with nothing to do is owed rows as long as any wait, so it takes half of the most loaded home.
+    A lane that is given a batch while it has nothing is owed rows as long as any wait, so it takes half of
+    the most loaded home; `serving` says which lanes should be asked.
     """
 
     def __init__(self, job: Job) -> None:
         self._places = {name: i for i, name in enumerate(job.planned)}
-        per_row = min((job.lanes[n].per_row for n in job.planned if n in job.lanes), default=0.0)
-        self._chunk = smallest(job.batch, job.transfer, per_row)
-        self._homes: list[_Home[What]] = [_Home(self._chunk) for _ in job.planned]
+        self._lanes = [job.lanes.get(name) or Lane(Device(name)) for name in job.planned]
+        self._batch, self._transfer = job.batch, job.transfer
+        self._homes: list[_Home[What]] = [_Home(job.batch) for _ in job.planned]
         self._given = [0] * len(job.planned)
+        self._cold = [True] * len(job.planned)
         self._home: dict[Hashable, int] = {}
         self._common: Line[What] = Line()
         self._count = self._batches = 0
@@ -162,6 +173,19 @@ class SpillQueue(Generic[What]):
         self._given[at] += 1
         self._homes[at].add(row.key, (row.what,))
 
+    def serving(self) -> tuple[str, ...]:
+        """The planned lanes that have rows, their own or those of nobody, or may take some of another's."""
+        if not self._homes or self._common:
+            return tuple(self._places)
+        self._level()
+        home = self._fullest()
+        rows = min(self._batch, -(-self._homes[home].rows // 2))
+        return tuple(
+            name
+            for name, place in self._places.items()
+            if self._homes[place].rows or (rows and self._pays(home, place, rows))
+        )
+
     def take(self, most: int, lane: str) -> list[What]:
         """Rows at home there, and rows without a key, in turn; those of another home where there are none."""
         self._level()
@@ -171,21 +195,33 @@ class SpillQueue(Generic[What]):
         taken += self._homes[place].take(most - len(taken)) if place is not None else []
         taken += self._free(most - len(taken))
         if not taken and self._homes:
-            home = max(self._homes, key=lambda h: h.rows)
+            home = self._homes[self._fullest()]
             taken = home.take(min(most, -(-home.rows // 2)))
+        if taken and place is not None:
+            self._cold[place] = False
         self._count -= len(taken)
         return taken
+
+    def _fullest(self) -> int:
+        return max(range(len(self._homes)), key=lambda i: (self._homes[i].rows, -i))
 
     def _free(self, most: int) -> list[What]:
         return self._common.first(min(most, len(self._common)))
 
     def _level(self) -> None:
-        """Move what is too much, as far as keys are large enough."""
-        for source, target, rows in spill([h.rows for h in self._homes], self._chunk) if self._chunk else ():
+        """Move what is too much, as far as keys are large enough and it pays."""
+        for source, target, rows in spill([h.rows for h in self._homes], self._batch):
             left = rows
-            while self._chunk is not None and left >= self._chunk:
+            while left >= self._batch and self._pays(source, target, left):
                 given = self._homes[source].give(left)
                 if given is None:
                     break
                 self._homes[target].add(*given)
                 left -= len(given[1])
+
+    def _pays(self, source: int, target: int, rows: int) -> bool:
+        """Where the home's stage is not open yet, the rows there wait for that too."""
+        home, there = self._lanes[source], self._lanes[target]
+        ready = there.opening * self._cold[target] - home.opening * self._cold[source]
+        ready += self._homes[target].rows * there.per_row
+        return pays(rows, self._homes[source].rows, home, there, self._transfer, ready)

@@ -5,8 +5,9 @@ bound by memory traffic and has piled up at home. It may do so where a batch wou
 stage opened first if it is not open yet, before the backlog is worked off at home.
 
 When not: the backlog is short (two batches for each lane at home); opening takes longer than that; rows
-have state, such as a KV cache, which never moves; the lane's own steps, or those of the step's home, are
-bound by anything else or unknown. Lanes bound by memory never take a step bound by arithmetic.
+have state, such as a KV cache, that takes as long to move as to be worked on; the lane's own steps, or those
+of the step's home, are bound by anything else or unknown. Lanes bound by memory never take a step bound by
+arithmetic.
 """
 
 from __future__ import annotations
@@ -64,7 +65,9 @@ class Steal:
 
 def _thieves(job: Job, jobs: Sequence[Job]) -> tuple[str, ...]:
     """The lanes that may ever steal from a step."""
-    if job.transfer > 0 or any(job.lanes[name].bound != "memory" for name in job.planned):
+    if job.transfer and job.transfer >= min(job.lanes[name].per_row for name in job.planned):
+        return ()
+    if any(job.lanes[name].bound != "memory" for name in job.planned):
         return ()
     return tuple(name for name in job.lanes if name not in job.planned and _computes(name, jobs))
 

@@ -84,18 +84,37 @@ def phases(known: Shape, rows: float, tokens: float, new: int, dtype: str) -> tu
     return prefill, decode
 
 
+def prefilling(known: Shape, rows: float, tokens: float, dtype: str) -> Cost:
+    """The cost of prefill alone, with the weights that it keeps."""
+    prefill, _ = phases(known, rows, tokens, 1, dtype)
+    return _kept(prefill, known, rows, tokens, 1, dtype)
+
+
+def decoding(known: Shape, rows: float, tokens: float, new: int, dtype: str) -> Cost:
+    """The cost of decode alone: all new tokens are computed there, the first from the last of the prompt."""
+    _, decode = phases(known, rows, tokens, new + 1, dtype)
+    return _kept(decode, known, rows, tokens, new, dtype)
+
+
+def _kept(cost: Cost, known: Shape, rows: float, tokens: float, new: int, dtype: str) -> Cost:
+    return replace(
+        cost,
+        resident=float(BYTES[dtype] * known.total),
+        scratch=scratch_bytes(known, rows, tokens, new, dtype),
+        opening=float(known.stored),
+    )
+
+
 def generating(known: Shape, rows: float, tokens: float, new: int, dtype: str) -> Cost:
     """The cost of answers of `new` tokens to prompts of `tokens`, on average: of both phases.
 
     A batch ends with its longest answer.
     """
     prefill, decode = phases(known, rows, tokens, new, dtype)
-    return replace(
+    both = replace(
         decode,
         flops=prefill.flops + decode.flops,
         traffic=prefill.traffic + decode.traffic,
         scalar=prefill.scalar + decode.scalar,
-        resident=float(BYTES[dtype] * known.total),
-        scratch=scratch_bytes(known, rows, tokens, new, dtype),
-        opening=float(known.stored),
     )
+    return _kept(both, known, rows, tokens, new, dtype)

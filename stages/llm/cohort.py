@@ -1,0 +1,244 @@
+"""The sequences of an engine: who enters, who leaves, who must make room, and what each has said.
+
+Admission is by bytes: a sequence enters when its slot fits into the budget, cached prefixes giving way. One
+that says more than was expected moves to a longer slot, or the latest gives way and is read again, or copied
+out and back where that is cheaper.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence as Many
+
+from stages.llm.accept import accept_greedy
+from stages.llm.batch import Batch
+from stages.llm.decoder import Counts
+from stages.llm.draft_length import Drafting, Row
+from stages.llm.limits import Limits
+from stages.llm.network import Network
+from stages.llm.order import Meeting
+from stages.llm.preempt import Running, preempt
+from stages.llm.prefixes import Found, Prefixes
+from stages.llm.radix import alike, page_bytes
+from stages.llm.rooms import Room, Rooms, capacity
+from stages.llm.sequence import Sequence
+
+__all__ = ["Cohort"]
+
+SHARED = 256
+"""Tokens of a prefix from which on it is read where it is; a shorter one is copied, which saves a product."""
+LEAST = 64
+"""Tokens of a common beginning from which on a prompt waits for one that is being read."""
+WORTH_MOVING = 4
+"""New tokens that a sequence may still say for which moving it down pays: a copy takes about two steps."""
+PATIENCE = 64
+"""How many later prompts may pass one that waits, for the sake of shared prefixes."""
+
+
+class Cohort:
+    """`running`: sequences with a room, in the order in which they came in; `entered`: those that nobody
+    has looked at yet, from any thread.
+    """
+
+    def __init__(self, network: Network, ends: frozenset[int], limits: Limits) -> None:
+        self._net, self._ends, self._limits = network, ends, limits
+        self.counts = Counts()
+        self.running: list[Sequence] = []
+        self.entered: deque[Sequence] = deque()
+        self._rooms = Rooms(network, limits.rows)
+        self._prefixes = Prefixes(network, limits.tokens, self._prefill)
+        self._waiting: Meeting[Sequence] = Meeting(self._prefixes.cached, PATIENCE)
+        self._drafting = Drafting(limits.drafts)
+        self._token_seconds = 1e-3
+        self._number = 0
+
+    # who enters
+
+    def admit(self) -> None:
+        """Let in who has room, as long as there are not enough prompt tokens for a step."""
+        while self.entered:
+            s = self.entered.popleft()
+            s.number = self._number = self._number + 1
+            self._prefixes.back(s.ask.row[:1])
+            self._waiting.add(s, s.tokens)
+        reading = sum(s.pending for s in self.running if s.is_reading)
+        while len(self.running) < self._limits.rows and reading < self._limits.chunk:
+            following = self._waiting.first()
+            if following is None or self._meets(following) or not self._house(following):
+                return
+            self._waiting.take(following)
+            self.running.append(following)
+            reading += following.pending
+            self._export(following)
+
+    def _meets(self, s: Sequence) -> bool:
+        """Whether somebody is reading what this prompt begins with: it will find it, and waits."""
+        raw = page_bytes(s.tokens, s.size)
+        known = self._prefixes.cached(s.tokens) + LEAST
+        reading = (r for r in self.running if r.is_reading)
+        return any(alike(raw, page_bytes(r.tokens, r.size)) >= known for r in reading)
+
+    def _house(self, s: Sequence) -> bool:
+        """Find room for a sequence, and what is cached of its prompt; whether there is."""
+        found = s.found if s.saved is not None else self._prefixes.match(s.tokens)
+        stays = s.saved is not None or (found.length >= SHARED and not self._net.has_windows)
+        behind = found.length if stays else 0
+        s.room = self._room(len(s.tokens) - behind + self._still(s))
+        if s.room is None:
+            if s.saved is None:
+                self._prefixes.drop(found)
+            return False
+        self._prefixes.start(s.ask.row[:1])
+        s.enter(found, behind, self._prefixes.past(found))
+        if not stays:
+            self._prefixes.drop(found)
+        return True
+
+    def _still(self, s: Sequence) -> int:
+        """New tokens that room is taken for."""
+        return min(s.ask.most - s.said, self._limits.expected)
+
+    def _room(self, tokens: int) -> Room | None:
+        """A slot; prefixes that nobody reads make room for it."""
+        lacking = capacity(tokens) - self._free
+        if lacking > 0 and self._prefixes.evict(lacking) < lacking:
+            return None
+        return self._rooms.take(tokens)
+
+    @property
+    def _free(self) -> int:
+        return self._limits.tokens - self._rooms.used - self._prefixes.used
+
+    def guess(self) -> None:
+        """Draft the next tokens of those that decode: as many as give the most tokens a second."""
+        ones = [s for s in self.running if s.pending == 1 and not s.is_reading]
+        for s in ones:
+            room = s.room.slab.capacity - s.own - 1 if s.room else 0
+            s.guess(min(self._limits.drafts, s.ask.most - s.said - 1, room))
+        if self._limits.drafts:
+            beside = min(self._limits.chunk, sum(s.pending for s in self.running if s.is_reading))
+            rows = [Row(s.acceptance.rate, len(s.drafts)) for s in ones]
+            for s, count in zip(ones, self._drafting.lengths(rows, beside), strict=True):
+                s.shorten(count)
+
+    # what a step brought
+
+    def take(self, batch: Batch, chosen: Many[int], seconds: float) -> None:
+        """Take in the tokens that were chosen, in a step that took so many seconds."""
+        for s, count in batch.moved:
+            s.done += count
+            self._export(s)
+        start = 0
+        for s in batch.asked:
+            width = 1 + len(s.drafts)
+            said = accept_greedy(s.drafts, chosen[start : start + width])
+            start += width
+            s.done -= width - len(said)
+            if s.said == 0 and said[0] >= 0:
+                self._keep(s)
+            if s.take(said, self._ends):
+                self._finish(s)
+        self._learn(batch, seconds)
+        self._tidy()
+        self._grow()
+
+    def _export(self, s: Sequence) -> None:
+        if s.export and not s.pending:
+            self._keep(s)
+            s.give_up("prefilled")
+            self._finish(s)
+
+    def _keep(self, s: Sequence) -> None:
+        if s.room is not None:
+            room = s.room
+            self._prefixes.keep(s.tokens[: s.size], s.found, room.slab, room.slot, s.behind, self._free)
+
+    def _finish(self, s: Sequence) -> None:
+        self.counts.add(s.size, s.result())
+        if s.result().stop == "invalid" and s.room is not None:
+            s.room.slab.wipe(s.room.slot)
+        else:
+            self._prefixes.leave(s.ask.row[:1], s.number, s.tokens)
+        self._leave(s)
+        s.over.set()
+
+    def _leave(self, s: Sequence) -> None:
+        """It is not under way any more."""
+        self.running.remove(s)
+        if s.room is not None:
+            self._rooms.give(s.room)
+            s.room = None
+        if s.saved is None:
+            self._prefixes.drop(s.found)
+
+    def _learn(self, batch: Batch, seconds: float) -> None:
+        self.counts.steps += 1
+        self.counts.seconds += seconds
+        self.counts.held = max(self.counts.held, self._limits.tokens - self._free)
+        if self._limits.drafts and batch.tokens:
+            self._drafting.learn(len(batch.tokens), seconds)
+        if 2 * batch.prompts >= self._limits.chunk:
+            self._token_seconds += 0.1 * (seconds / batch.prompts - self._token_seconds)
+
+    def _prefill(self, tokens: int, context: int) -> float:
+        """Seconds that reading so many tokens takes: as measured, attention to the context left out."""
+        return tokens * self._token_seconds
+
+    # who makes room
+
+    def _tidy(self) -> None:
+        """Sequences move down into free slots, which would be read with the others, if nobody comes for
+        them.
+        """
+        if len(self._waiting) or self.entered:
+            return
+        for s in sorted(self.running, key=lambda s: -s.room.slot if s.room else 0):
+            if s.room is not None and s.ask.most - s.said > WORTH_MOVING:
+                s.room = self._rooms.lower(s.room, s.own)
+
+    def _grow(self) -> None:
+        """Longer slots for those whose next token has no place; if there is none, the latest make room."""
+        for s in list(self.running):
+            if s.room is None or s.own + s.pending <= s.room.slab.capacity:
+                continue
+            past = s.room.slab.extent(s.room.slot, 0, s.own)
+            self._rooms.give(s.room)
+            wanted = s.own + self._still(s) + 1
+            s.room = self._room(wanted) or self._room_of_others(wanted)
+            if s.room is not None:
+                s.room.slab.put(s.room.slot, 0, past)
+            else:
+                self._send_back(s, swap=False)
+
+    def _room_of_others(self, tokens: int) -> Room | None:
+        running = [
+            Running(s, s.number, s.own, s.behind, s.room.slab.capacity)
+            for s in self.running
+            if s.room is not None
+        ]
+        bytes_each = self._net.sizes.token_bytes
+        for victim in preempt(running, capacity(tokens), bytes_each, self._limits.swap, self._prefill):
+            self._send_back(victim.key, victim.swap)
+        return self._room(tokens)
+
+    def _send_back(self, s: Sequence, swap: bool) -> None:
+        """A sequence waits again, and will go on where it was."""
+        s.make_room(swap)
+        self._leave(s)
+        if s.saved is None:
+            s.found = Found()
+        self._waiting.add(s, s.tokens)
+        self.counts.preempted += 1
+
+    def abandon(self, error: BaseException) -> None:
+        """A step failed: nobody's cache is whole any more."""
+        gone = [*self.entered]
+        self.entered.clear()
+        while (s := self._waiting.first()) is not None:
+            self._waiting.take(s)
+            gone.append(s)
+        for s in list(self.running):
+            self._leave(s)
+            gone.append(s)
+        for s in gone:
+            s.fail(error)

@@ -1,0 +1,154 @@
+"""Matrix products with fixed weights, in the form that this device multiplies fastest.
+
+The kernels of a CPU bring weights into their own order at every call, which costs more than the product
+where few rows share it. Here that is done once, when a model is opened. A form is used only where a small
+product in it agrees with the plain one: the operators behind it are not part of torch's promised interface.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+__all__ = ["INT8", "Linear", "Plain", "forms"]
+
+INT8 = "int8"
+_TRIAL = (48, 96)
+"""Outputs and inputs of the trial product; its rows are those of `_ROWS`, as batches have any size."""
+_ROWS = (1, 3, 17)
+_CLOSE = {"float32": 1e-4, "bfloat16": 3e-2}
+
+
+class Linear(Protocol):
+    """`x W^T + b`: [M, in] to [M, out] in the dtype of `x`."""
+
+    nbytes: int
+
+    def __call__(self, x: Any) -> Any:
+        """The product."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plain:
+    """As torch has it: on accelerators, and wherever nothing else is known to be right."""
+
+    weight: Any
+    bias: Any = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weights."""
+        return int(self.weight.numel() * self.weight.element_size())
+
+    def __call__(self, x: Any) -> Any:
+        """The product."""
+        from torch.nn.functional import linear
+
+        return linear(x, self.weight, self.bias)
+
+
+class Mkl:
+    """float32 in the order of MKL. It must be told the rows of each product, but fits all of them."""
+
+    def __init__(self, weight: Any, bias: Any = None) -> None:
+        import torch
+
+        self._packed = torch.ops.mkl._mkl_reorder_linear_weight(weight, 16)
+        self._shape = weight.new_empty(1).expand(weight.shape)  # only its shape is looked at
+        self._bias = bias
+        self._product: Callable[..., Any] = torch.ops.mkl._mkl_linear
+        self.nbytes = int(weight.numel() * weight.element_size())
+
+    def __call__(self, x: Any) -> Any:
+        """The product."""
+        return self._product(x, self._packed, self._shape, self._bias, x.shape[0])
+
+
+class OneDnn:
+    """bfloat16 in the order of oneDNN, for AMX and AVX-512 BF16."""
+
+    def __init__(self, weight: Any, bias: Any = None) -> None:
+        import torch
+
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, 16)
+        self._bias = bias
+        self._product: Callable[..., Any] = torch.ops.mkldnn._linear_pointwise
+        self.nbytes = int(weight.numel() * weight.element_size())
+
+    def __call__(self, x: Any) -> Any:
+        """The product."""
+        return self._product(x, self._packed, self._bias, "none", [], "")
+
+
+class Int8:
+    """8-bit weights with a scale for each output, and 8-bit rows with a scale each, whatever the others are.
+
+    The kernel has one scale for all rows, from the least and the largest number in them. Rows that are first
+    divided by their own largest element share it, if one more row holds -1 and 1: then a row's result does
+    not depend on its neighbours (ours).
+    """
+
+    def __init__(self, weight: Any, bias: Any = None) -> None:
+        import torch
+
+        torch.backends.quantized.engine = "onednn"
+        w = weight.float()
+        scales = (w.abs().amax(1) / 127).clamp_min(1e-12).double()
+        zeros = torch.zeros(len(w), dtype=torch.long)
+        with warnings.catch_warnings():  # torch means to take these types away, and has nothing as fast
+            warnings.simplefilter("ignore", UserWarning)
+            quantised = torch.quantize_per_channel(w, scales, zeros, 0, torch.qint8)
+        self._packed = torch.ops.quantized.linear_prepack(quantised, None)
+        self._bias = bias
+        self._product: Callable[..., Any] = torch.ops.quantized.linear_dynamic
+        self.nbytes = int(weight.numel())
+
+    def __call__(self, x: Any) -> Any:
+        """The product."""
+        import torch
+
+        largest = x.abs().amax(-1, keepdim=True).clamp_min_(1e-12)
+        rows = x.new_zeros(x.shape[0] + 1, x.shape[1], dtype=torch.float32)
+        rows[:-1] = x / largest
+        rows[-1, :1], rows[-1, 1:2] = 1.0, -1.0
+        made = self._product(rows, self._packed, False)[:-1].to(x.dtype).mul_(largest)
+        return made if self._bias is None else made.add_(self._bias)
+
+
+_FORMS: dict[str, Callable[..., Linear]] = {"float32": Mkl, "bfloat16": OneDnn}
+
+
+def forms(device: str, dtype: str, quantise: str = "") -> Callable[..., Linear]:
+    """The class to make products of on a torch device ("cpu", "cuda:0") and in a dtype ("float32", ...)."""
+    if quantise == INT8 and device == "cpu":
+        return Int8
+    form = _FORMS.get(dtype) if device == "cpu" else None
+    if form is None or not _is_right(form, dtype):
+        return Plain  # type: ignore[return-value]
+    return form
+
+
+def fastest(weight: Any, bias: Any = None, quantise: str = "") -> Linear:
+    """`weight` [out, in] with its bias, in the form of its device and dtype."""
+    form = forms(weight.device.type, str(weight.dtype).removeprefix("torch."), quantise)
+    return form(weight, bias)
+
+
+def _is_right(form: Callable[..., Linear], dtype: str) -> bool:
+    import torch
+
+    made = torch.Generator().manual_seed(0)
+    weight = torch.randn(_TRIAL, generator=made).to(getattr(torch, dtype))
+    bias = torch.randn(_TRIAL[0], generator=made).to(weight.dtype)
+    try:
+        product = form(weight, bias)
+        for rows in _ROWS:
+            x = torch.randn(rows, _TRIAL[1], generator=made).to(weight.dtype)
+            found, right = product(x).float(), Plain(weight, bias)(x).float()
+            if not torch.allclose(found, right, rtol=_CLOSE[dtype], atol=_CLOSE[dtype] * 10):
+                return False
+    except (RuntimeError, AttributeError, NotImplementedError):  # no such operator, or none for these
+        return False
+    return True

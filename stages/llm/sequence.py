@@ -1,0 +1,188 @@
+"""One prompt on its way to an answer: what is known, what is in the cache, what was said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Tokens
+from threading import Event
+from typing import Any
+
+from stages.llm.attention import Past, joined
+from stages.llm.decoder import Ask, Said
+from stages.llm.draft_length import Acceptance
+from stages.llm.drafts import Lookup
+from stages.llm.prefixes import Found
+from stages.llm.rooms import Room
+from stages.llm.stops import Stream
+
+__all__ = ["Sequence"]
+
+
+class Sequence:
+    """`tokens`: prompt and answer so far; `done`: how many of them are in the cache.
+
+    `behind`: tokens at the beginning that are read where `found` has them; the others are in `room`.
+    `saved`: the cache of one that had to make room, or that was read elsewhere; `export`: only the cache is
+    wanted. `drafts`: tokens guessed for the next pass.
+    """
+
+    def __init__(
+        self,
+        ask: Ask,
+        decode: Callable[[Tokens[int]], str],
+        drafts: bool = False,
+        streamed: bool = False,
+        export: bool = False,
+    ) -> None:
+        self.ask, self.number, self.export = ask, 0, export
+        self.tokens: list[int] = [int(t) for t in ask.tokens]
+        self.size = len(self.tokens)
+        self.done = self.behind = self.reused = self.drafted = self.accepted = 0
+        self.found = Found()
+        self.past: tuple[Past, ...] = ()
+        self.room: Room | None = None
+        self.saved: Past | None = None
+        self.drafts: list[int] = []
+        self.masks: Any = None
+        self.acceptance = Acceptance()
+        self._proposed: list[int] = []
+        self.lookup = Lookup(self.tokens) if drafts else None
+        self.state: Any = None if ask.grammar is None else ask.grammar.start()
+        self.over = Event()
+        self._stream = Stream(decode, ask.sampling.stop) if streamed or ask.sampling.stop else None
+        self._text: list[str] = []
+        self._shown = 0
+        self._outcome: Said | None = None
+        self._error: BaseException | None = None
+        self._exported: Past | None = None
+        self._decode = decode
+
+    @property
+    def said(self) -> int:
+        """New tokens so far."""
+        return len(self.tokens) - self.size
+
+    @property
+    def pending(self) -> int:
+        """Tokens that are known and not in the cache; one of a sequence that decodes.
+
+        The last token of a prompt whose cache is wanted is left to whoever decodes.
+        """
+        return len(self.tokens) - self.done - self.export
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether it is still at its prompt, or at an answer that it must read again."""
+        return self.pending > 1 or (self.export and self.pending > 0)
+
+    @property
+    def own(self) -> int:
+        """Tokens in the room."""
+        return self.done - self.behind
+
+    def result(self) -> Said:
+        """The answer, once it is there. Raises what ended the engine's step."""
+        if self._error is not None:
+            raise self._error
+        assert self._outcome is not None, "the sequence is under way"
+        return self._outcome
+
+    def exported(self) -> Past | None:
+        """The cache of the prompt without its last token; None where it had no room."""
+        self.result()
+        return self._exported
+
+    def shown(self) -> Iterator[str]:
+        """What has been said since the last call."""
+        new, self._shown = self._text[self._shown :], len(self._text)
+        yield from filter(None, new)
+
+    def enter(self, found: Found, behind: int, past: tuple[Past, ...]) -> None:
+        """It has a room now; what was cached of its prompt is read where it is, or written into the room."""
+        assert self.room is not None
+        self.found, self.behind = found, behind
+        if self.saved is not None:
+            self.room.slab.put(self.room.slot, 0, self.saved)
+            self.saved = None
+            return
+        self.reused = self.reused or min(found.length, self.size)
+        self.done, self.past = found.length, past
+        if behind < found.length:
+            start = 0
+            for one in past:
+                self.room.slab.put(self.room.slot, start, one)
+                start += len(one)
+            self.past, self.found = (), Found()
+
+    def make_room(self, swap: bool) -> None:
+        """Its slot is needed; what is in it is copied out, or lost."""
+        if swap and self.room is not None:
+            self.saved = self.room.slab.extent(self.room.slot, 0, self.own).to("cpu")
+        else:
+            self.done, self.behind, self.past = 0, 0, ()
+
+    def guess(self, most: int) -> None:
+        """Draft the next tokens, at most so many, as far as the grammar lets them come."""
+        self.drafts = self.lookup.propose(most) if self.lookup is not None and most > 0 else []
+        if self.state is not None:
+            self.masks = self.state.masks(self.drafts)
+            self.drafts = self.drafts[: len(self.masks) - 1]
+        self._proposed = self.drafts[:1]
+
+    def shorten(self, count: int) -> None:
+        """Draft only so many of them."""
+        self.drafts = self.drafts[:count]
+        if self.masks is not None:
+            self.masks = self.masks[: count + 1]
+
+    def take(self, chosen: Tokens[int], ends: frozenset[int]) -> bool:
+        """Take in new tokens as far as they count; whether the answer is over."""
+        self._learn(chosen)
+        for token in chosen:
+            if token < 0:
+                return self.give_up("invalid")
+            self.tokens.append(token)
+            if token in ends or self._is_stopped(token):
+                return self.give_up("end")
+            if self.said == self.ask.most:
+                return self.give_up("length")
+        return False
+
+    def _learn(self, chosen: Tokens[int]) -> None:
+        """How drafts fare; a row that drafts none still learns whether it could have."""
+        right = len(chosen) - 1
+        self.drafted += len(self.drafts)
+        self.accepted += right
+        if self.drafts:
+            self.acceptance = self.acceptance.after(len(self.drafts), right)
+        elif self._proposed:
+            self.acceptance = self.acceptance.after(1, int(self._proposed[0] == chosen[0]))
+        if self.lookup is not None:
+            self.lookup.extend(chosen)
+
+    def give_up(self, stop: str) -> bool:
+        """The answer is what there is; True. `stop`: see `Said`."""
+        new = tuple(self.tokens[self.size :])
+        if self.export and self.room is not None:
+            self._exported = joined([*self.past, self.room.slab.extent(self.room.slot, 0, self.own)])
+        if self._stream is not None:
+            self._text.append(self._stream.close())
+            text = "".join(self._text)
+        else:
+            text = self._decode(new)
+        self._outcome = Said(new, text.strip(), stop, self.reused, self.drafted, self.accepted)
+        return True
+
+    def fail(self, error: BaseException) -> None:
+        """There will be no answer."""
+        self._error = error
+        self.over.set()
+
+    def _is_stopped(self, token: int) -> bool:
+        """Whether a stop text or the grammar ends the answer here."""
+        if self.state is not None:
+            self.state.advance(token)
+        if self._stream is not None:
+            self._text.append(self._stream.feed(token))
+        over = self._stream is not None and self._stream.finished
+        return over or (self.state is not None and self.state.finished)
