@@ -170,7 +170,12 @@ def graph(work: Work, folder: Path) -> Graph:
         node("hits", Search(k=K), queries="questions", vectors="asked", index="index"),
         node("found", Fetch(), hits="hits", corpus="corpus"),
         node("prompts", WritePrompt(MODEL), queries="questions", passages="found", batch=256),
-        node("said", Generate(MODEL, work.new_tokens, work.dtype), prompts="prompts", batch=BATCH),
+        node(
+            "said",
+            Generate(MODEL, max_new_tokens=work.new_tokens, dtype=work.dtype),
+            prompts="prompts",
+            batch=BATCH,
+        ),
     )
     return Graph({"documents": Documents, "questions": Queries}, nodes, {"said": "said", "found": "found"})
 

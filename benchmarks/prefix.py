@@ -82,8 +82,9 @@ def compare(ours: Ours, theirs: Theirs, given: argparse.Namespace) -> bool:
     counts = ours.engine.counts
     print(f"{equal} of {len(prompts)} answers equal, {ties} part at a tie")
     print(
-        f"{given.contexts} contexts of {given.length} x {given.questions} questions: engine {end - middle:.1f} s, "
-        f"script at batch {batch} {middle - start:.1f} s: {(middle - start) / (end - middle):.2f} times; "
+        f"{given.contexts} contexts of {given.length} x {given.questions} questions: "
+        f"engine {end - middle:.1f} s, script at batch {batch} {middle - start:.1f} s: "
+        f"{(middle - start) / (end - middle):.2f} times; "
         f"{counts.prompt} prompt tokens, {counts.reused} of them read before"
     )
     return good and (middle - start) / (end - middle) >= TIMES

@@ -6,8 +6,8 @@ in it by its index. In goes what happened, out comes what to do.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
 
 from pipeline.apply import Fault
 from pipeline.errors import Failure, RowId
@@ -21,7 +21,8 @@ Key = int | str
 class Meta:
     """What the Scheduler may know of a value. `nbytes`: of all rows; the others: a row each.
 
-    `keys`: what a row would like to share a lane with, such as its document or prefix.
+    `keys`: what a row would like to share a lane with, such as its document or prefix; `counted`: numbers
+    that the run adds up, and the Scheduler does not look at.
     """
 
     ids: tuple[RowId, ...]
@@ -29,13 +30,14 @@ class Meta:
     lengths: tuple[int, ...] | None = None
     done: tuple[bool, ...] | None = None
     keys: tuple[Hashable, ...] | None = None
+    counted: tuple[Mapping[str, int], ...] | None = field(default=None, compare=False)
 
 
 def describe(rows: Rows) -> Meta:
     """The description of a value."""
     done = getattr(rows, "done", None)
     flags = None if done is None else tuple(bool(d) for d in done)
-    return Meta(rows.ids, rows.nbytes, rows.lengths, flags, rows.keys)
+    return Meta(rows.ids, rows.nbytes, rows.lengths, flags, rows.keys, rows.counted)
 
 
 @dataclass(frozen=True, slots=True)

@@ -175,7 +175,7 @@ class _Obey:
         self._hands.made(task, result.token)
         if result.meta is not None:
             for step, at in shares(task):
-                self._run.tallies[step].add(result.meta.ids[at])
+                self._run.tallies[step].add(result.meta.ids[at], (result.meta.counted or ())[at])
                 self._run.lengths[step] += sum((result.meta.lengths or ())[at])
             return Done(task.task, result.meta)
         assert result.fault is not None

@@ -5,6 +5,7 @@ Shapes: B rows, S prompt tokens, L layers, K heads of keys, d elements of a head
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,6 +102,16 @@ class Completions(Rows):
         for name in ("reused", "drafted", "accepted"):
             object.__setattr__(self, name, getattr(self, name) or (0,) * len(self.ids))
         Rows.__post_init__(self)
+
+    @property
+    def counted(self) -> tuple[Mapping[str, int], ...]:
+        """The tokens of each row, and how it stopped."""
+        names = ("prompt_tokens", "reused", "new_tokens", "drafted", "accepted")
+        numbers = zip(*(getattr(self, name) for name in names), strict=True)
+        return tuple(
+            {**dict(zip(names, row, strict=True)), f"stop_{stop}": 1}
+            for row, stop in zip(numbers, self.stops, strict=True)
+        )
 
 
 @dataclass(frozen=True, slots=True)

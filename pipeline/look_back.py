@@ -12,7 +12,7 @@ from pipeline.buffers.accounting import usage
 from pipeline.compare import compare
 from pipeline.planning import remember
 from pipeline.roles import memory_line, memory_share
-from pipeline.timeline import Counts
+from pipeline.timeline import Counts, totals
 
 if TYPE_CHECKING:
     from pipeline.executor import Run
@@ -25,7 +25,8 @@ def look_back(run: Run, planned: Planned | None, out: Path) -> dict[str, Any]:
     """Write the timeline of a finished run, and remember what it has shown; returns the facts for run.json.
 
     `predicted`: the comparison by step; `advice`: a line for each lane; `memory`: the share of the time that
-    was memory processing; `handed_over`: by step the way of its values, bytes, and what int8 saved and lost;
+    was memory processing; `counted`: by step the numbers of its rows in sum, such as tokens, and the seconds
+    of its batches; `handed_over`: by step the way of its values, bytes, and what int8 saved and lost;
     `memory_bytes`: of this process and its children.
     """
     if run.timeline is None or run.plan is None:
@@ -36,6 +37,11 @@ def look_back(run: Run, planned: Planned | None, out: Path) -> dict[str, Any]:
     found: dict[str, Any] = {
         "advice": list(advice(run.timeline, run.plan.machine.devices)),
         "memory": memory_line(memory_share(run.timeline, run.program)),
+        "counted": {
+            t.step: {**run.tallies[t.step].counted, "seconds": t.seconds}
+            for t in totals(run.spans)
+            if t.step in run.tallies and run.tallies[t.step].counted
+        },
         "handed_over": {
             step: {"way": run.plan.ways[step].name, **_moved(counts)} for step, counts in run.handed.items()
         },

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from pipeline.bounds import Bounds
+from pipeline.choices import choices
 from pipeline.cuts import NONE, Phases, where_to_cut
 from pipeline.gates import (
     Curve,
@@ -39,7 +40,7 @@ TOLD = 5
 
 def reasons(planned: Planned) -> tuple[Decision, ...]:
     """Every decision behind a plan, in the order: machine, steps, edges."""
-    kinds = (_layout, _runs, _threads, _batches, _steps, _cuts, _edges)
+    kinds = (_layout, _runs, _threads, _batches, _steps, choices, _cuts, _edges)
     return tuple(decision for kind in kinds for decision in kind(planned))
 
 
@@ -187,7 +188,7 @@ def _cuts(planned: Planned) -> Iterator[Decision]:
     """Of each model with phases: whether to cut it between the two fastest pools (B9)."""
     for j, step, other, cpu in _rivals(planned):
         shape_of = getattr(step.stage, "cut", None)
-        if shape_of is None:
+        if shape_of is None or not getattr(step.stage, "splits", True):
             continue
         prefill, decode = [], []
         for lane in (other, cpu):

@@ -188,7 +188,18 @@ def _looked_back(out: Path) -> list[str]:
             table(console(), head, [_compared(step) for step in found["steps"]])
         took = (found["predicted_seconds"], found["measured_seconds"])
         lines.append(f"predicted {took[0]:.3g} s, measured {took[1]:.3g} s")
-    return [*lines, *_beside(record)]
+    said = [_spoken(step, counted) for step, counted in record.get("counted", {}).items()]
+    return [*lines, *said, *_beside(record)]
+
+
+def _spoken(step: str, found: Mapping[str, float]) -> str:
+    """What a model read and said: tokens, how many of them were known or guessed, how answers stopped."""
+    tokens, reused, drafted = (found.get(name, 0) for name in ("new_tokens", "reused", "drafted"))
+    pace = f", {tokens / found['seconds']:.3g} tokens/s" if found["seconds"] else ""
+    known = f" ({reused} reused)" if reused else ""
+    right = f" ({found.get('accepted', 0)} of {drafted} drafts right)" if drafted else ""
+    stops = ", ".join(f"{n} {s.removeprefix('stop_')}" for s, n in found.items() if s.startswith("stop_"))
+    return f"{step}: {found.get('prompt_tokens', 0)} prompt tokens{known}, {tokens} new{right}{pace}; {stops}"
 
 
 def _beside(record: Mapping[str, Any]) -> Iterator[str]:

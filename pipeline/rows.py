@@ -6,7 +6,7 @@ stages, so nothing here changes after it is made. What the columns mean is said 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Self
 
@@ -68,6 +68,11 @@ class Rows:
     @property
     def keys(self) -> tuple[Hashable, ...] | None:
         """What each row would like to share a lane with (its first document), or None where all lanes do."""
+        return None
+
+    @property
+    def counted(self) -> tuple[Mapping[str, int], ...] | None:
+        """Numbers of each row that a run adds up by step (tokens), or None where there are none."""
         return None
 
 

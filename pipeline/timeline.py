@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from pipeline.errors import RowId
@@ -141,9 +142,13 @@ class Tally:
     rows: int = 0
     parents: int = 0
     roots: set[RowId] = field(default_factory=set)
+    counted: Counter[str] = field(default_factory=Counter)
+    """The sums of `Rows.counted`."""
 
-    def add(self, ids: tuple[RowId, ...]) -> None:
+    def add(self, ids: tuple[RowId, ...], counted: Iterable[Mapping[str, int]] = ()) -> None:
         """Count a value of an expanding step, whose parents come in one batch each."""
+        for row in counted:
+            self.counted.update(row)
         self.rows += len(ids)
         self.parents += len({i[:-1] for i in ids})
         self.roots |= {i[:1] for i in ids}

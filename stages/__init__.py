@@ -20,6 +20,7 @@ STAGES: Table = {
     "ListPages": "stages.read:ListPages",
     "NextQueries": "stages.steps:NextQueries",
     "Prefill": "stages.prefill:Prefill",
+    "Prune": "stages.prune:Prune",
     "ReadPages": "stages.read:ReadPages",
     "Recognize": "stages.recognize:Recognize",
     "Search": "stages.search:Search",

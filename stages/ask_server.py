@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -17,9 +16,8 @@ from pipeline.machine import Device
 from pipeline.roofline import Cost, Flow, Work
 from pipeline.values import Completions, Prompts
 from stages import costs
-from stages.llm import server_command, weights
-from stages.llm.cost import generating
 from stages.llm.sampling import Sampling
+from stages.llm.served import asking, launch, seed_of, serving
 from stages.llm.server_client import Ask, Said, Server
 from stages.llm.server_http import address
 from stages.llm.server_protocol import body
@@ -34,8 +32,6 @@ LOCAL = "http://127.0.0.1:8000"
 
 _SKIPPED = Said("", 0, 0, "skipped")
 _SENDS, _STARTS = ("tokens", "text"), ("", "vllm", "llama.cpp")
-_REQUEST, _TOKEN = 7.3e3, 1.6
-"""Operations of a request and of a prompt token in it: 0.36 ms and 80 ns, timed as in `stages.costs`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,27 +144,18 @@ class AskServer:
         """
         prompts = work.port("prompts")
         tokens = costs.prompt_tokens(prompts)
-        asking = prompts.rows * (_REQUEST + _TOKEN * tokens)
         if not self.start:
             output = Flow(prompts.rows, 0.0, costs.completion_bytes(self.max_new_tokens))
-            return Cost(output, scalar=asking)
-        known = named(self.model)
-        at_once = min(prompts.rows, self.concurrency)
-        times = prompts.rows / at_once if at_once else 1.0
-        one = generating(known, at_once, tokens, self.max_new_tokens, costs.number_type("auto", work))
-        return replace(
-            one,
-            output=replace(one.output, rows=prompts.rows),
-            flops=times * one.flops,
-            traffic=times * one.traffic,
-            scalar=asking,
-            resident=server_command.memory(known, self.start, self._window(), self.concurrency),
-            scratch=0.0,  # part of what the server holds all the time
+            return Cost(output, scalar=asking(prompts.rows, tokens))
+        new, dtype = self.max_new_tokens, costs.number_type("auto", work)
+        at_once = self.concurrency
+        return serving(
+            named(self.model), self.start, prompts.rows, tokens, new, dtype, self._window(), at_once
         )
 
     def open(self, device: Device) -> _State:
         """Start the server, or see whether one answers. Raises ModelError."""
-        running = start(self._launch(device), device) if self.start else None
+        running = self._started(device) if self.start else None
         url = running.url if running else self.url or LOCAL
         server = Server(url, self.model, self.key_env, self.start, self.seconds)
         if running is None:
@@ -202,7 +189,7 @@ class AskServer:
         found: list[Said | RowError | None] = [state.kept.pop(key, None) for key in keys]
         new = [i for i, said in enumerate(found) if said is None]
         write = state.writer.text if state.writer else tuple[int, ...]
-        asks = [self._wish(write(tuple(tokens[i].tolist())), _seed(self.seed, ids[i])) for i in new]
+        asks = [self._wish(write(tuple(tokens[i].tolist())), seed_of(self.seed, ids[i])) for i in new]
         for i, said in zip(new, state.server.complete(asks, self.concurrency), strict=True):
             found[i] = said
         bad = {i: said for i, said in zip(ids, found, strict=True) if isinstance(said, RowError)}
@@ -221,13 +208,5 @@ class AskServer:
     def _window(self) -> int:
         return self.window or named(self.model).window
 
-    def _launch(self, device: Device) -> server_command.Launch:
-        place = models.resolve(self.model) if self.start == "llama.cpp" else weights.folder(self.model)
-        needed = server_command.memory(named(self.model), self.start, self._window(), self.concurrency)
-        part = server_command.share(needed, device)
-        return server_command.Launch(self.start, place, self.model, self._window(), self.concurrency, part)
-
-
-def _seed(seed: int, row: RowId) -> int:
-    """31 bits: equal prompts of two rows are answered independently, and each the same whoever asks along."""
-    return int.from_bytes(hashlib.blake2b(repr((seed, row)).encode(), digest_size=4).digest(), "little") >> 1
+    def _started(self, device: Device) -> Running:
+        return start(launch(self.start, self.model, self._window(), self.concurrency, device), device)

@@ -10,7 +10,7 @@ from pipeline import models
 from pipeline.roofline import Cost, Work
 from pipeline.values import Completions, KVCache
 from stages import costs
-from stages.llm.answers import asks_of, check_room, check_speaker, completions
+from stages.llm.answers import asks_of, check_read, check_room, check_speaker, completions
 from stages.llm.attention import Past
 from stages.llm.cost import decoding
 from stages.llm.opened import SHARES, Opened, check_model, opened, split_engine
@@ -36,6 +36,7 @@ class Decode:
     quantize: str = ""
     cache_gib: float = 0.0
     drafts: int = 0
+    draft_model: str = ""
 
     batch: ClassVar[int] = 32
     accelerated: ClassVar[bool] = True
@@ -47,8 +48,9 @@ class Decode:
         check_model(self)
 
     def check(self, upstream: tuple[Any, ...]) -> None:
-        """Raise GraphError where the prompts leave less room than the answers may take."""
+        """Raise GraphError where prompts leave too little room, or were read for another model."""
         check_room(self, upstream)
+        check_read(self, upstream)
 
     def identity(self) -> Mapping[str, str | int]:
         """The model's fingerprint."""

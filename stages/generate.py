@@ -8,13 +8,16 @@ from typing import Any, ClassVar
 
 from pipeline import models
 from pipeline.cuts import Shapes
-from pipeline.machine import BYTES
+from pipeline.gates import Decision
+from pipeline.machine import BYTES, Device
 from pipeline.roofline import Cost, Work
 from pipeline.values import Completions, Prompts
 from stages import costs
+from stages.llm import served
 from stages.llm.answers import asks_of, check_room, check_speaker, completions
 from stages.llm.cost import generating, phases
 from stages.llm.opened import SHARES, Opened, check_model, opened
+from stages.llm.server_command import KINDS
 from stages.shapes import named
 
 __all__ = ["Generate"]
@@ -43,11 +46,13 @@ class Generate:
     quantize: str = ""
     cache_gib: float = 0.0
     drafts: int = 0
+    draft_model: str = ""
 
     batch: ClassVar[int] = 32
     accelerated: ClassVar[bool] = True
     in_flight: ClassVar[int] = 2
     shares: ClassVar[tuple[str, ...]] = SHARES
+    whole: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_speaker(self)
@@ -65,7 +70,24 @@ class Generate:
         """See `stages.llm.cost`. As many new tokens are expected as are allowed."""
         prompts = work.port("prompts")
         known, dtype = named(self.model), costs.number_type(self.dtype, work)
-        return generating(known, prompts.rows, costs.prompt_tokens(prompts), self.max_new_tokens, dtype)
+        tokens, new = costs.prompt_tokens(prompts), self.max_new_tokens
+        if self.decoder in KINDS:
+            at_once = served.rows(self.decoder, known.window)
+            return served.serving(
+                known, self.decoder, prompts.rows, tokens, new, dtype, known.window, at_once
+            )
+        return generating(known, prompts.rows, tokens, new, dtype)
+
+    def choices(self, device: Device) -> tuple[Decision, ...]:
+        """What would answer on `device`, with the programs that this machine has."""
+        found = served.preferred(self, device)
+        chosen = found.server or ("engine" if self.decoder == served.AUTO else self.decoder)
+        return (Decision("decoder", chosen, f"{chosen} answers on {device.name}: {found.why}", {}),)
+
+    @property
+    def splits(self) -> bool:
+        """Whether what answers could also do it in two places."""
+        return self.decoder in (served.AUTO, "engine")
 
     def cut(self, work: Work) -> tuple[Shapes, Cost, Cost]:
         """What would cross between prefill and decode for one row, and what each of them takes (B9).

@@ -34,6 +34,7 @@ class Prefill:
     quantize: str = ""
     cache_gib: float = 0.0
     drafts: int = 0
+    draft_model: str = ""
 
     batch: ClassVar[int] = 8
     accelerated: ClassVar[bool] = True
@@ -71,6 +72,6 @@ class Prefill:
         return KVCache(
             prompts.ids,
             prompts.tokens,
-            tuple(r.keys if r else None for r in rows),
-            tuple(r.values if r else None for r in rows),
+            tuple(None if r is None else r.keys for r in rows),
+            tuple(None if r is None else r.values for r in rows),
         )

@@ -1,4 +1,4 @@
-"""Tiny random models by family, as transformers makes them, and what they say greedily: the truth for tests."""
+"""Tiny random models by family, as transformers makes them, and what they say greedily: the truth."""
 
 from __future__ import annotations
 

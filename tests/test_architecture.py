@@ -44,10 +44,10 @@ ORDER = [
     "roles", "gates", "chains", "cuts", "policy", "policies", "plan", "buffers", "handover", "events",
     "wiring", "quiet", "holds", "graves", "groups", "tracking", "tasks", "board", "merging", "scheduler",
     "watch", "yields", "learned", "flows", "estimate", "invent", "simulate", "spaces", "bounds",
-    "pipelined", "search", "candidates", "planner", "trial", "reasons", "what_if", "compressed", "shelf",
-    "clock", "worker", "serialisers", "cluster", "hands", "executor", "handoff", "planning", "dumping",
-    "declared", "config", "question_files", "questions", "records", "evaluate", "draw", "layout", "canvas",
-    "svg", "catalogue", "schema", "doctor", "stored", "look_back", "run_folder", "job", "report",
+    "pipelined", "search", "candidates", "planner", "trial", "choices", "reasons", "what_if", "compressed",
+    "shelf", "clock", "worker", "serialisers", "cluster", "hands", "executor", "handoff", "planning",
+    "dumping", "declared", "config", "question_files", "questions", "records", "evaluate", "draw", "layout",
+    "canvas", "svg", "catalogue", "schema", "doctor", "stored", "look_back", "run_folder", "job", "report",
     "plan_report", "foresee", "knot", "shell", "options", "commands", "cli",
 ]  # fmt: skip
 """The modules of `pipeline`: each imports only what stands before it."""

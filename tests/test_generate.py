@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -15,10 +16,14 @@ import pytest
 from numpy.typing import NDArray
 
 from pipeline import models
-from pipeline.errors import BadRowsError, GraphError, ModelError, RidgewayError
+from pipeline.catalogue import catalogue
+from pipeline.config import loads
+from pipeline.errors import BadRowsError, ConfigError, GraphError, ModelError, RidgewayError
 from pipeline.machine import Device
+from pipeline.schema import schema
 from pipeline.stage import check_portable, ports, state_key
 from pipeline.values import Completions, Prompts
+from stages import STAGES
 from stages.generate import Generate
 from stages.llm import weights
 from stages.llm.engine import Engine
@@ -363,9 +368,9 @@ def test_what_no_answer_can_be_is_refused(given: dict[str, Any], message: str) -
 
 
 @pytest.mark.parametrize("given", [{"regex": "(a"}, {"json_schema": "{"}, {"json_schema": '{"type": "txt"}'}])
-def test_a_form_that_cannot_be_is_refused_with_the_stages_name(given: dict[str, Any]) -> None:
+def test_a_form_that_cannot_be_is_refused_in_the_name_of_the_stage(given: dict[str, Any]) -> None:
     pytest.importorskip("llguidance")
-    with pytest.raises(RidgewayError, match="Generate: constraint: the .* cannot be used"):
+    with pytest.raises(RidgewayError, match="Generate: constraint: the "):
         Generate("m", **given)
 
 
@@ -424,9 +429,9 @@ def test_a_model_of_another_family_is_left_to_transformers(
     assert [t for t, _, stop in said if stop == "length"] == [
         e.strip() for e, (*_, stop) in zip(expected, said, strict=True) if stop == "length"
     ]
-    with pytest.raises(ModelError, match="models of type 'gpt2' are run by transformers; leave decoder and"):
+    with pytest.raises(ModelError, match=r"models of type .gpt2. are run by transformers; leave decoder"):
         stage(other, decoder="engine").open(CPU)
-    with pytest.raises(ModelError, match="leave decoder and quantize out"):
+    with pytest.raises(ModelError, match=r"leave decoder.* out"):
         stage(other, quantize="int8").open(CPU)
 
 
@@ -459,3 +464,68 @@ def test_a_real_model_answers_alike_alone_and_in_a_batch() -> None:
     assert together == [answers(real, [p], 8)[0] for p in prompts]
     assert together[0] == ("The capital of France is Paris.", 8, "end")
     assert weights.window(SMOLLM2) == 8192
+
+
+# the pipeline file
+
+FILE = """ridgeway: 1
+inputs: {prompts: Prompts}
+stages:
+  said:
+    stage: Generate
+    prompts: prompts
+    model: some-model
+    max_new_tokens: 64
+    temperature: 0.7
+    top_p: 0.9
+    seed: 3
+    stop: ["\\n\\n", "Question:"]
+    json_schema: '{"type": "object", "properties": {"a": {"type": "string"}}}'
+    decoder: engine
+    cache_gib: 2
+    drafts: 4
+outputs: {said: said}
+"""
+
+
+def test_the_file_says_all_that_the_constructor_does() -> None:
+    pytest.importorskip("llguidance")
+    graph = loads(FILE, "a.yaml", STAGES)
+    schema = '{"type": "object", "properties": {"a": {"type": "string"}}}'
+    assert graph["said"].stage == Generate(
+        "some-model", 64, "auto", 0.7, 0.9, 3, ("\n\n", "Question:"), schema, "", "engine", "", 2.0, 4
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "found", "message"),
+    [
+        (9, "temperature: -1", "temperature is -1.0"),
+        (10, "top_p: 2", "top_p is 2.0"),
+        (12, "stop: [1]", "stop"),
+        (12, 'stop: ["a", ""]', "stop is"),
+        (14, "decoder: enigne", "did you mean 'engine'"),
+        (8, "max_new_tokens: many", "max_new_tokens"),
+        (16, "draft: 4", "did you mean 'drafts'"),
+    ],
+)
+def test_a_wrong_value_is_told_with_file_and_line(line: int, found: str, message: str) -> None:
+    pytest.importorskip("llguidance")
+    lines = FILE.splitlines()
+    lines[line - 1] = f"    {found}"
+    with pytest.raises(ConfigError) as caught:
+        loads("\n".join(lines), "a.yaml", STAGES)
+    assert re.match(r"a\.yaml:\d+: ", str(caught.value))
+    assert message in str(caught.value)
+    assert int(str(caught.value).split(":")[1]) in (line, 4, 5)
+
+
+@pytest.mark.parametrize("kind", ["Generate", "Decode"])
+def test_editors_and_the_command_line_know_its_parameters(kind: str) -> None:
+    (entry,) = (e for e in catalogue(STAGES) if e.name == kind)
+    names = {p.name for p in entry.parameters}
+    assert {"temperature", "top_p", "seed", "stop", "json_schema", "regex", "drafts", "cache_gib"} <= names
+    said = schema(STAGES)["$defs"][f"stage.{kind}"]["properties"]
+    assert said["stop"]["type"] == "array"
+    assert said["stop"]["default"] == []
+    assert said["temperature"]["default"] == 0.0

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stages.llm.attention import Past, Slab, allowed, causal, joined, over_parts, whole, zeros
@@ -43,6 +43,7 @@ def random(*shape: int, seed: int = 0) -> Any:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
+@settings(deadline=None)
 @given(
     st.integers(1, 3),
     st.integers(1, 5),
@@ -70,6 +71,7 @@ def test_parts_are_one_row_of_keys(
     assert np.allclose(found, plain(q, k, v, mask, 0.7, softcap), atol=1e-5)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 12), st.sampled_from([(4, 4), (4, 2), (6, 1)]))
 def test_a_sequence_that_begins_sees_what_is_before_it(count: int, heads: tuple[int, int]) -> None:
     q, k, v = (random(count, n, 4, seed=i) for i, n in enumerate((heads[0], heads[1], heads[1])))
@@ -81,6 +83,7 @@ def test_a_sequence_that_begins_sees_what_is_before_it(count: int, heads: tuple[
         assert np.allclose(found[:, h], right, atol=1e-5)
 
 
+@settings(deadline=None)
 @given(st.integers(0, 9), st.integers(1, 9), st.integers(0, 5))
 def test_a_window_hides_what_is_far_back(start: int, count: int, window: int) -> None:
     import torch

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ ROOFLINE = Curve("cpu:0", ((0, 0.016), (16, 0.016), (17, 0.017)))
 """Bound by memory up to 16 tokens, by arithmetic beyond."""
 
 rates = st.floats(0, 1)
-rows = st.builds(Row, rates, st.integers(0, 4), st.floats(0, 2))
+rows = st.builds(Row, rates, st.integers(0, 4), st.floats(0, 2), st.booleans())
 
 
 @st.composite
@@ -38,9 +39,11 @@ def curves(draw: st.DrawFn) -> Curve:
 
 
 def speed(view: View, drafted: tuple[int, ...]) -> float:
-    """Expected tokens a second, those of prompts included."""
+    """Expected tokens a second, prompts included; a draft model makes as many passes as its longest draft."""
+    passes = max((k for r, k in zip(view.rows, drafted, strict=True) if r.by_model), default=0)
     emitted = view.beside + sum(expected(r.acceptance, k) for r, k in zip(view.rows, drafted, strict=True))
-    return emitted / view.curve.seconds(len(drafted) + view.beside + sum(drafted))
+    reading = view.curve.seconds(len(drafted) + view.beside + sum(drafted))
+    return emitted / (reading + passes * view.drafting)
 
 
 def best_by_trying(view: View) -> float:
@@ -56,11 +59,18 @@ def best_by_trying(view: View) -> float:
     st.integers(0, 12),
     st.floats(0, 2),
     st.integers(0, 5),
+    st.floats(0, 0.01),
 )
 def test_no_other_lengths_give_more_tokens_a_second(
-    batch: tuple[Row, ...], curve: Curve, most: int, budget: int, certain: float, beside: int
+    batch: tuple[Row, ...],
+    curve: Curve,
+    most: int,
+    budget: int,
+    certain: float,
+    beside: int,
+    drafting: float,
 ) -> None:
-    view = View(batch, curve, most, budget, certain, beside)
+    view = View(batch, curve, most, budget, certain, beside, drafting)
     found = lengths(view)
     assert sum(found) <= budget
     assert all(k <= min(r.proposed, most) for k, r in zip(found, batch, strict=True))
@@ -93,6 +103,15 @@ def test_a_row_that_is_uncertain_drafts_nothing() -> None:
     batch = (Row(0.9, 4, entropy=2.1), Row(0.9, 4, entropy=1.9))
     assert lengths(View(batch, FLAT, certain=2.0)) == (0, 4)
     assert lengths(View(batch, FLAT)) == (4, 4)
+
+
+def test_a_pass_of_the_draft_model_must_pay_for_all_its_rows_together() -> None:
+    one, more = (Row(0.8, 6, by_model=True),), (Row(0.8, 6, by_model=True),) * 4
+    assert lengths(View(one, FLAT, drafting=0.009)) == (0,)
+    assert lengths(View(one, FLAT, drafting=0.001)) == (6,)
+    assert lengths(View(more, ROOFLINE, drafting=0.0)) == (3,) * 4
+    assert lengths(View(more, ROOFLINE, drafting=0.006)) == (2,) * 4
+    assert lengths(View((*one, Row(0.8, 6)), FLAT, drafting=0.009)) == (0, 6)
 
 
 def test_a_batch_of_no_rows_drafts_nothing() -> None:
@@ -187,6 +206,9 @@ def test_what_steps_have_taken_decides(curve: Curve) -> None:
             drafting.learn(tokens, curve.seconds(tokens))
         drafting.learn(tokens, 10.0)  # something else was running
     assert drafting.lengths(batch) == lengths(View(batch, curve, most=6, certain=1.0))
+    drafted = [replace(r, by_model=True) for r in batch]
+    found = lengths(View(tuple(drafted), curve, most=6, certain=1.0, drafting=0.003))
+    assert drafting.lengths(drafted, drafting=0.003) == found
     assert drafting.lengths(batch, 12, 2) == lengths(View(batch, curve, 6, 2, 1.0, beside=12))
 
 

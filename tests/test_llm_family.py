@@ -182,13 +182,12 @@ def test_bfloat16_agrees_loosely(name: str) -> None:
         theirs = model(ids[None]).logits[0].float()
     case = Case(model, ids)
     slab = Slab(case.net, 3, 64)
-    first, rest = case.prompt(slab, 0, 40), []
-    for at in range(40, TOKENS):
-        rest.append(case.pass_(at, at + 1, Decoding(case.net, slab, [1], [at], [1])))
-    found = torch.cat([first, *rest])
-    assert found.dtype == torch.float32
+    found = [case.prompt(slab, 0, 40)]
+    found += [case.pass_(n, n + 1, Decoding(case.net, slab, [1], [n], [1])) for n in range(40, TOKENS)]
+    logits = torch.cat(found)
+    assert logits.dtype == torch.float32
     # Both round; ours may be off by about as much as the library's own is.
-    ours, other = ((x - exact).pow(2).mean().sqrt() for x in (found, theirs))
+    ours, other = ((x - exact).pow(2).mean().sqrt() for x in (logits, theirs))
     assert ours < 1.5 * other
 
 

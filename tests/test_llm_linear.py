@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stages.llm import linear
@@ -25,6 +25,10 @@ def random(*shape: int, seed: int = 0) -> Any:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
+def form(device: str, dtype: str, quantise: str = "") -> Any:
+    return forms(device, dtype, quantise)
+
+
 def eight_bits() -> None:
     import torch
 
@@ -32,6 +36,7 @@ def eight_bits() -> None:
         pytest.skip("this torch has no 8-bit products")
 
 
+@settings(deadline=None)
 @given(ROWS, st.integers(1, 70), st.integers(1, 70), st.booleans(), st.sampled_from(EXACT))
 def test_the_form_of_a_cpu_equals_the_plain_product(
     rows: int, inputs: int, outputs: int, has_bias: bool, kind: tuple[str, float]
@@ -46,14 +51,14 @@ def test_the_form_of_a_cpu_equals_the_plain_product(
     assert float((found.float() - right.float()).abs().max()) <= kind[1] * float(right.abs().max() + 1)
 
 
-@pytest.mark.parametrize(("form", "dtype"), [(Mkl, "float32"), (OneDnn, "bfloat16")])
-def test_one_form_serves_any_number_of_rows(form: Callable[..., Linear], dtype: str) -> None:
+@pytest.mark.parametrize(("made", "dtype"), [(Mkl, "float32"), (OneDnn, "bfloat16")])
+def test_one_form_serves_any_number_of_rows(made: Callable[..., Linear], dtype: str) -> None:
     import torch
 
-    if forms("cpu", dtype) is Plain:
+    if form("cpu", dtype) is Plain:
         pytest.skip("this CPU has no such form")
     weight, bias = random(24, 40).to(getattr(torch, dtype)), random(24, seed=1).to(getattr(torch, dtype))
-    product = form(weight, bias)
+    product = made(weight, bias)
     for rows in (*range(1, 41), 2, 300, 1):
         x = random(rows, 40, seed=rows).to(weight.dtype)
         assert torch.allclose(product(x).float(), Plain(weight, bias)(x).float(), rtol=1e-2, atol=5e-2)
@@ -69,6 +74,7 @@ def test_a_row_of_a_slice_is_read_where_it_lies() -> None:
         assert torch.allclose(fastest(weight)(x), x @ weight.T, rtol=1e-4, atol=1e-4)
 
 
+@settings(deadline=None)
 @given(ROWS, st.integers(0, 1000), st.booleans())
 def test_eight_bits_are_near(rows: int, seed: int, has_bias: bool) -> None:
     """Rounding a weight and an input is off by at most half a step of each: the bound of the sum (ours)."""
@@ -84,6 +90,7 @@ def test_eight_bits_are_near(rows: int, seed: int, has_bias: bool) -> None:
     assert float((found - right).pow(2).mean().sqrt()) < 0.03 * float(right.pow(2).mean().sqrt())
 
 
+@settings(deadline=None)
 @given(st.integers(2, 40), st.integers(0, 1000), st.booleans())
 def test_a_row_of_eight_bits_does_not_depend_on_its_neighbours(rows: int, seed: int, lopsided: bool) -> None:
     import torch
@@ -128,7 +135,7 @@ def test_eight_bits_take_bfloat16_as_well() -> None:
     eight_bits()
     x = random(5, 64).bfloat16()
     weight = random(24, 64).bfloat16()
-    found = forms("cpu", "bfloat16", INT8)(weight)(x)
+    found = form("cpu", "bfloat16", INT8)(weight)(x)
     assert found.dtype == torch.bfloat16
     assert float((found - Plain(weight)(x)).abs().max()) < 0.05 * float(Plain(weight)(x).abs().max())
 
@@ -172,16 +179,16 @@ class Unfit(Plain):
         raise RuntimeError("could not create a primitive")
 
 
-@pytest.mark.parametrize("form", [Wrong, Deaf, Missing, Unfit])
+@pytest.mark.parametrize("made", [Wrong, Deaf, Missing, Unfit])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_form_that_is_wrong_is_not_used(
-    form: Callable[..., Linear], dtype: str, monkeypatch: pytest.MonkeyPatch
+    made: Callable[..., Linear], dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(linear._FORMS, dtype, form)
-    assert forms("cpu", dtype) is Plain
+    monkeypatch.setitem(linear._FORMS, dtype, made)
+    assert form("cpu", dtype) is Plain
 
 
 def test_accelerators_and_other_dtypes_have_the_plain_form() -> None:
-    assert forms("cuda:0", "bfloat16") is Plain
-    assert forms("cuda:0", "float32", INT8) is Plain
-    assert forms("cpu", "float16") is Plain
+    assert form("cuda:0", "bfloat16") is Plain
+    assert form("cuda:0", "float32", INT8) is Plain
+    assert form("cpu", "float16") is Plain

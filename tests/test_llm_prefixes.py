@@ -59,13 +59,13 @@ class Reading:
         found = self.prefixes.match(tokens)
         behind = found.length if in_place else 0
         self.slab.put(0, 0, numbers(tokens).cut(behind, len(tokens)))
-        self.prefixes.keep(tokens, found, self.slab, 0, behind, room)
+        self.prefixes.keep(tokens, self.slab, 0, behind, room)
         self.prefixes.drop(found)
         return found.length
 
 
 def text(count: int, seed: int = 0) -> list[int]:
-    return np.random.default_rng(seed).integers(3, 97, count).tolist()
+    return [int(t) for t in np.random.default_rng(seed).integers(3, 97, count)]
 
 
 def test_a_prompt_is_found_by_whole_pages_and_never_all_of_it() -> None:
@@ -160,7 +160,7 @@ def test_the_prefix_of_a_question_that_comes_back_goes_last() -> None:
     one.read(text(64))
     one.prefixes.back("q")
     one.prefixes.start("q")
-    one.prefixes.leave("q", 1, text(64))
+    one.prefixes.leave("q", 1, [*text(64), 5])
     one.read(text(64, 1))
     for _ in range(5):
         one.prefixes.drop(one.prefixes.match([*text(64, 1), 5]))
@@ -174,7 +174,7 @@ def test_a_question_that_stays_away_is_forgotten() -> None:
     one.read(text(64))
     one.prefixes.back("q")
     one.prefixes.start("q")
-    one.prefixes.leave("q", 1, text(64))
+    one.prefixes.leave("q", 1, [*text(64), 5])
     one.now = 1e6
     one.read(text(64, 1))
     one.prefixes.drop(one.prefixes.match([*text(64, 1), 5]))
@@ -189,7 +189,7 @@ def test_several_prompts_of_one_question_may_be_under_way() -> None:
         one.prefixes.back("q")
         one.prefixes.start("q")
     for _ in range(2):
-        one.prefixes.leave("q", 1, text(64))
+        one.prefixes.leave("q", 1, [*text(64), 5])
     one.prefixes.back("q")
     one.prefixes.start("q")
     assert one.prefixes.evict(64) == 64

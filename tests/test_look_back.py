@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +15,7 @@ from pipeline.learned import read
 from pipeline.look_back import FILE, look_back
 from pipeline.planning import plan_for
 from pipeline.timeline import Counts
-from pipeline.values import Rows
+from pipeline.values import Completions, Rows
 from tests.toys import Numbers, Plus, numbers
 
 GRAPH = Graph(
@@ -81,3 +83,28 @@ def test_what_int8_saved_and_lost_is_told_of_the_steps_that_it_did(tmp_path: Pat
     found = look_back(under_way, None, tmp_path)["handed_over"]
     assert (found["plus"]["int8_saved_bytes"], found["plus"]["int8_largest_error"]) == (300, 0.0039)
     assert "int8_saved_bytes" not in found["more"]
+
+
+@dataclass(frozen=True, slots=True)
+class Speak:
+    """As many words as the number says, half of them guessed; none where it is 0."""
+
+    def run(self, state: Any, a: Numbers) -> Completions:
+        stops = tuple("length" if x else "skipped" for x in a.x)
+        half = tuple(x // 2 for x in a.x)
+        return Completions(a.ids, ("",) * len(a), (7,) * len(a), a.x, stops, (2,) * len(a), half, half)
+
+
+def test_tokens_are_added_up_by_step(tmp_path: Path) -> None:
+    nodes = (node("plus", Plus(), a="a"), *(node(s, Speak(), a="a", batch=5) for s in ("one", "two")))
+    graph = Graph({"a": Numbers}, nodes, {"plus": "plus", "one": "one", "two": "two"})
+    under_way = run(graph, INPUTS, plan=plan_for(graph, INPUTS).plan)
+    list(under_way)
+    counted = look_back(under_way, None, tmp_path)["counted"]
+    assert counted.keys() == {"one", "two"}
+    assert counted["one"].pop("seconds") > 0
+    assert counted["one"] == {
+        "prompt_tokens": 84, "reused": 24, "new_tokens": 66, "drafted": 30, "accepted": 30,
+        "stop_length": 11, "stop_skipped": 1,
+    }  # fmt: skip
+    assert counted["two"].items() >= counted["one"].items()

@@ -46,3 +46,15 @@ def test_bytes_and_what_int8_saved_and_lost_are_told(
         in found
     )
     assert "as int8" not in said(tmp_path, capsys, handed_over={"pages": plain})
+
+
+def test_tokens_are_told_of_the_steps_that_speak(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plain = {"prompt_tokens": 80, "reused": 0, "new_tokens": 20, "drafted": 0, "accepted": 0}
+    counted = {
+        "said": {**plain, "stop_end": 3, "stop_length": 1, "seconds": 4.0},
+        "more": {**plain, "reused": 64, "drafted": 10, "accepted": 9, "stop_end": 4, "seconds": 0.0},
+    }
+    found = said(tmp_path, capsys, counted=counted)
+    assert "said: 80 prompt tokens, 20 new, 5 tokens/s; 3 end, 1 length\n" in found
+    assert "more: 80 prompt tokens (64 reused), 20 new (9 of 10 drafts right); 4 end\n" in found
+    assert "prompt tokens" not in said(tmp_path, capsys)

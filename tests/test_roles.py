@@ -20,7 +20,7 @@ EXPECTED = {
     },
     "relevancy": {"BeginSteps", "EmbedQueries", "Fuse", "NextQueries", "Search", "SearchWords"},
     "retrieve": {"Collect", "Fetch"},
-    "apply": {"Cite", "Decide", "EndSteps", "Generate", "WritePrompt"},
+    "apply": {"AskServer", "Cite", "Decide", "Decode", "EndSteps", "Generate", "Prefill", "WritePrompt"},
 }  # fmt: skip
 """Most by their ports; `BeginSteps` and `NextQueries`, which make queries, say it themselves."""
 

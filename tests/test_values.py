@@ -138,3 +138,13 @@ def test_documents_that_nobody_looked_at_have_no_length() -> None:
     found = Documents((("a",), ("b",)), ("a", "b"))
     assert (found.sizes, found.lengths, found.take([0]).lengths) == ((0, 0), None, None)
     assert len(Documents.concat([])) == 0
+
+
+def test_completions_count_nothing_that_nobody_counted() -> None:
+    rows = values.Completions((("a",), ("b",)), ("x", ""), (5, 6), (2, 0), ("end", "skipped"))
+    assert (rows.reused, rows.drafted, rows.accepted) == ((0, 0),) * 3
+    assert rows.counted[0] == {
+        "prompt_tokens": 5, "reused": 0, "new_tokens": 2, "drafted": 0, "accepted": 0, "stop_end": 1,
+    }  # fmt: skip
+    assert rows.take([1]).counted[0]["stop_skipped"] == 1
+    assert numbers(a=1).counted is None

@@ -164,6 +164,20 @@ def test_a_model_comes_ready_for_greedy_inference(tiny: Path, tmp_path: Path) ->
     assert made.config._attn_implementation == "sdpa"
 
 
+def test_how_attention_is_computed_is_left_to_the_model(tiny: Path, tmp_path: Path) -> None:
+    """Gemma 2, with its soft caps, is not offered what other models gain from."""
+    from transformers import Gemma2Config, Gemma2ForCausalLM
+
+    copied(tiny, tmp_path / "gemma")
+    config = Gemma2Config(
+        vocab_size=260, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, eos_token_id=2, bos_token_id=1, pad_token_id=0,
+    )  # fmt: skip
+    Gemma2ForCausalLM(config).save_pretrained(tmp_path / "gemma")
+    made = weights.model(str(tmp_path / "gemma"), CPU, "float32")
+    assert made.config._attn_implementation == "eager"
+
+
 def test_float16_on_a_cpu_is_refused_before_anything_is_read(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"float16.*cpu:0.*use 'auto'"):
         weights.model(str(tmp_path / "none"), CPU, "float16")

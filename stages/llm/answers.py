@@ -11,13 +11,16 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from pipeline.errors import BadRowsError, GraphError, RidgewayError, RowError, RowId
-from pipeline.values import Completions
+from pipeline.stage import ports
+from pipeline.values import Completions, KVCache
 from stages.llm.constrain import Constraint
 from stages.llm.decoder import Ask, Said
 from stages.llm.opened import Opened
 from stages.llm.sampling import Sampling
 
-__all__ = ["asks_of", "check_housed", "check_room", "check_speaker", "completions", "too_long"]
+__all__ = [
+    "asks_of", "check_housed", "check_read", "check_room", "check_speaker", "completions", "too_long",
+]  # fmt: skip
 
 _SKIPPED = Said((), "", "skipped")
 _FAULTS = {
@@ -36,8 +39,11 @@ def check_speaker(stage: Any) -> None:
         raise RidgewayError(f"{name}: max_new_tokens is {stage.max_new_tokens!r}; give at least 1")
     if stage.json_schema and stage.regex:
         raise RidgewayError(f"{name}: json_schema and regex both say what the answer looks like; give one")
-    _sampling(stage)
-    _constraint(stage)
+    try:
+        _sampling(stage)
+        _constraint(stage)
+    except RidgewayError as error:
+        raise RidgewayError(f"{name}: {error}") from error
 
 
 def check_room(stage: Any, upstream: tuple[Any, ...]) -> None:
@@ -48,6 +54,18 @@ def check_room(stage: Any, upstream: tuple[Any, ...]) -> None:
             raise GraphError(
                 f"max_new_tokens is {stage.max_new_tokens}, but {type(other).__name__} keeps only "
                 f"{reserve} tokens free for the answer; raise its reserve, or lower max_new_tokens"
+            )
+
+
+def check_read(stage: Any, upstream: tuple[Any, ...]) -> None:
+    """Raise GraphError where nothing before this stage reads prompts for its model."""
+    readers = [other for other in upstream if ports(type(other)).output is KVCache]
+    for key in ("model", "dtype", "quantize"):
+        theirs, own = {getattr(r, key, None) for r in readers}, getattr(stage, key)
+        if readers and own not in theirs:
+            raise GraphError(
+                f"prompts are read with {key} {min(map(str, theirs))!r}, {type(stage).__name__} goes on with "
+                f"{own!r}; give both the same"
             )
 
 
@@ -105,10 +123,7 @@ def completions(ids: tuple[RowId, ...], lengths: tuple[int, ...], said: dict[int
 
 
 def _sampling(stage: Any) -> Sampling:
-    try:
-        return Sampling(stage.temperature, stage.top_p, stage.seed, stage.stop)
-    except RidgewayError as error:
-        raise RidgewayError(f"{type(stage).__name__}: {error}") from error
+    return Sampling(stage.temperature, stage.top_p, stage.seed, stage.stop)
 
 
 def _constraint(stage: Any) -> Constraint | None:

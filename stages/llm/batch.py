@@ -10,12 +10,13 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from typing import Any
 
+from stages.llm.attention import Past
 from stages.llm.network import Network
 from stages.llm.passes import Decoding, Pass, Prompt, Reader
 from stages.llm.sampling import choose, uniform
 from stages.llm.sequence import Sequence
 
-__all__ = ["Batch", "compose"]
+__all__ = ["Batch", "compose", "sharing"]
 
 
 @dataclass(slots=True)
@@ -102,6 +103,15 @@ def compose(network: Network, running: Iterable[Sequence], chunk: int) -> Batch:
     return batch
 
 
+def sharing(ones: Many[Sequence]) -> list[tuple[list[int], tuple[Past, ...]]]:
+    """Which of them read the same prefix, as places in `ones`, and what they share: see `Decoding`."""
+    found: dict[int, list[int]] = defaultdict(list)
+    for i, s in enumerate(ones):
+        if s.past:
+            found[id(s.found.node)].append(i)
+    return [(places, ones[places[0]].past) for places in found.values()]
+
+
 def _slot(s: Sequence) -> int:
     return s.room.slot if s.room is not None else -1
 
@@ -109,14 +119,9 @@ def _slot(s: Sequence) -> int:
 def _decode(network: Network, batch: Batch, ones: list[Sequence]) -> None:
     room = ones[0].room
     assert room is not None
-    shared: dict[int, list[int]] = defaultdict(list)
-    for i, s in enumerate(ones):
-        if s.past:
-            shared[id(s.found.node)].append(i)
-    groups = [(places, ones[places[0]].past) for places in shared.values()]
     counts = [1 + len(s.drafts) for s in ones]
     slots = [_slot(s) for s in ones]
-    batch.readers.append(Decoding(network, room.slab, slots, [s.own for s in ones], counts, groups))
+    batch.readers.append(Decoding(network, room.slab, slots, [s.own for s in ones], counts, sharing(ones)))
     for s in ones:
         batch.add(s, [s.tokens[-1], *s.drafts], 1 + len(s.drafts))
 

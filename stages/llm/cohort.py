@@ -13,15 +13,17 @@ from collections.abc import Sequence as Many
 from stages.llm.accept import accept_greedy
 from stages.llm.batch import Batch
 from stages.llm.decoder import Counts
-from stages.llm.draft_length import Drafting, Row
+from stages.llm.drafter import Drafter
 from stages.llm.limits import Limits
 from stages.llm.network import Network
 from stages.llm.order import Meeting
 from stages.llm.preempt import Running, preempt
-from stages.llm.prefixes import Found, Prefixes
+from stages.llm.prefixes import Found
+from stages.llm.proposals import Proposals
 from stages.llm.radix import alike, page_bytes
-from stages.llm.rooms import Room, Rooms, capacity
+from stages.llm.rooms import capacity
 from stages.llm.sequence import Sequence
+from stages.llm.space import Space
 
 __all__ = ["Cohort"]
 
@@ -40,15 +42,17 @@ class Cohort:
     has looked at yet, from any thread.
     """
 
-    def __init__(self, network: Network, ends: frozenset[int], limits: Limits) -> None:
+    def __init__(
+        self, network: Network, ends: frozenset[int], limits: Limits, drafter: Drafter | None = None
+    ) -> None:
         self._net, self._ends, self._limits = network, ends, limits
         self.counts = Counts()
         self.running: list[Sequence] = []
         self.entered: deque[Sequence] = deque()
-        self._rooms = Rooms(network, limits.rows)
-        self._prefixes = Prefixes(network, limits.tokens, self._prefill)
+        self._space = Space(network, limits.tokens, limits.rows, self._prefill)
+        self._prefixes = self._space.prefixes
         self._waiting: Meeting[Sequence] = Meeting(self._prefixes.cached, PATIENCE)
-        self._drafting = Drafting(limits.drafts)
+        self._proposals = Proposals(limits, drafter)
         self._token_seconds = 1e-3
         self._number = 0
 
@@ -76,17 +80,25 @@ class Cohort:
         raw = page_bytes(s.tokens, s.size)
         known = self._prefixes.cached(s.tokens) + LEAST
         reading = (r for r in self.running if r.is_reading)
-        return any(alike(raw, page_bytes(r.tokens, r.size)) >= known for r in reading)
+        return any(alike(raw, page_bytes(r.tokens, r.size)) // 4 >= known for r in reading)
 
     def _house(self, s: Sequence) -> bool:
-        """Find room for a sequence, and what is cached of its prompt; whether there is."""
-        found = s.found if s.saved is not None else self._prefixes.match(s.tokens)
-        stays = s.saved is not None or (found.length >= SHARED and not self._net.has_windows)
+        """Find room for a sequence, and what is cached of its prompt; whether there is.
+
+        One that is alone, and still has none beside the prefix that it holds, does without.
+        """
+        s.found = self._prefixes.match(s.tokens)
+        if self._enter(s):
+            return True
+        self._drop(s)
+        return not self.running and self._enter(s)
+
+    def _enter(self, s: Sequence) -> bool:
+        found = s.found
+        stays = found.length >= SHARED and not self._net.has_windows
         behind = found.length if stays else 0
-        s.room = self._room(len(s.tokens) - behind + self._still(s))
+        s.room = self._space.room(len(s.tokens) - behind + self._still(s))
         if s.room is None:
-            if s.saved is None:
-                self._prefixes.drop(found)
             return False
         self._prefixes.start(s.ask.row[:1])
         s.enter(found, behind, self._prefixes.past(found))
@@ -94,32 +106,17 @@ class Cohort:
             self._prefixes.drop(found)
         return True
 
+    def _drop(self, s: Sequence) -> None:
+        self._prefixes.drop(s.found)
+        s.found = Found()
+
     def _still(self, s: Sequence) -> int:
         """New tokens that room is taken for."""
         return min(s.ask.most - s.said, self._limits.expected)
 
-    def _room(self, tokens: int) -> Room | None:
-        """A slot; prefixes that nobody reads make room for it."""
-        lacking = capacity(tokens) - self._free
-        if lacking > 0 and self._prefixes.evict(lacking) < lacking:
-            return None
-        return self._rooms.take(tokens)
-
-    @property
-    def _free(self) -> int:
-        return self._limits.tokens - self._rooms.used - self._prefixes.used
-
     def guess(self) -> None:
-        """Draft the next tokens of those that decode: as many as give the most tokens a second."""
-        ones = [s for s in self.running if s.pending == 1 and not s.is_reading]
-        for s in ones:
-            room = s.room.slab.capacity - s.own - 1 if s.room else 0
-            s.guess(min(self._limits.drafts, s.ask.most - s.said - 1, room))
-        if self._limits.drafts:
-            beside = min(self._limits.chunk, sum(s.pending for s in self.running if s.is_reading))
-            rows = [Row(s.acceptance.rate, len(s.drafts)) for s in ones]
-            for s, count in zip(ones, self._drafting.lengths(rows, beside), strict=True):
-                s.shorten(count)
+        """Draft the next tokens of those that decode."""
+        self._proposals.guess(self.running)
 
     # what a step brought
 
@@ -134,8 +131,9 @@ class Cohort:
             said = accept_greedy(s.drafts, chosen[start : start + width])
             start += width
             s.done -= width - len(said)
+            self._proposals.took(s, len(said) - 1)
             if s.said == 0 and said[0] >= 0:
-                self._keep(s)
+                self._space.keep(s)
             if s.take(said, self._ends):
                 self._finish(s)
         self._learn(batch, seconds)
@@ -144,39 +142,35 @@ class Cohort:
 
     def _export(self, s: Sequence) -> None:
         if s.export and not s.pending:
-            self._keep(s)
+            self._space.keep(s)
             s.give_up("prefilled")
             self._finish(s)
 
-    def _keep(self, s: Sequence) -> None:
-        if s.room is not None:
-            room = s.room
-            self._prefixes.keep(s.tokens[: s.size], s.found, room.slab, room.slot, s.behind, self._free)
-
     def _finish(self, s: Sequence) -> None:
         self.counts.add(s.size, s.result())
-        if s.result().stop == "invalid" and s.room is not None:
-            s.room.slab.wipe(s.room.slot)
-        else:
+        is_invalid = s.result().stop == "invalid"
+        if not is_invalid:
             self._prefixes.leave(s.ask.row[:1], s.number, s.tokens)
-        self._leave(s)
+        self._leave(s, wipe=is_invalid or s.export)
         s.over.set()
 
-    def _leave(self, s: Sequence) -> None:
-        """It is not under way any more."""
+    def _leave(self, s: Sequence, wipe: bool) -> None:
+        """It is not under way any more. `wipe`: nobody knows whether what it leaves is finite."""
         self.running.remove(s)
+        self._proposals.leave(s)
         if s.room is not None:
-            self._rooms.give(s.room)
+            if wipe:
+                s.room.slab.wipe(s.room.slot)
+            self._space.rooms.give(s.room)
             s.room = None
-        if s.saved is None:
-            self._prefixes.drop(s.found)
+        self._drop(s)
 
     def _learn(self, batch: Batch, seconds: float) -> None:
         self.counts.steps += 1
         self.counts.seconds += seconds
-        self.counts.held = max(self.counts.held, self._limits.tokens - self._free)
-        if self._limits.drafts and batch.tokens:
-            self._drafting.learn(len(batch.tokens), seconds)
+        self.counts.held = self._space.held
+        seconds -= self._proposals.spent
+        self._proposals.learn(len(batch.tokens), seconds)
         if 2 * batch.prompts >= self._limits.chunk:
             self._token_seconds += 0.1 * (seconds / batch.prompts - self._token_seconds)
 
@@ -193,52 +187,57 @@ class Cohort:
         if len(self._waiting) or self.entered:
             return
         for s in sorted(self.running, key=lambda s: -s.room.slot if s.room else 0):
-            if s.room is not None and s.ask.most - s.said > WORTH_MOVING:
-                s.room = self._rooms.lower(s.room, s.own)
+            if s.room is not None and not s.is_reading and s.ask.most - s.said > WORTH_MOVING:
+                s.room = self._space.rooms.lower(s.room, s.own)
 
     def _grow(self) -> None:
         """Longer slots for those whose next token has no place; if there is none, the latest make room."""
         for s in list(self.running):
             if s.room is None or s.own + s.pending <= s.room.slab.capacity:
                 continue
-            past = s.room.slab.extent(s.room.slot, 0, s.own)
-            self._rooms.give(s.room)
             wanted = s.own + self._still(s) + 1
-            s.room = self._room(wanted) or self._room_of_others(wanted)
+            self._make_way(capacity(wanted) - s.room.slab.capacity)
+            if s.room is None:  # it was the latest itself
+                continue
+            past = s.room.slab.extent(s.room.slot, 0, s.own)
+            self._space.rooms.give(s.room)
+            s.room = None
+            s.room = self._space.room(wanted)
             if s.room is not None:
                 s.room.slab.put(s.room.slot, 0, past)
             else:
                 self._send_back(s, swap=False)
 
-    def _room_of_others(self, tokens: int) -> Room | None:
+    def _make_way(self, more: int) -> None:
+        """The latest make room for so many tokens more, where evicting cached prefixes is not enough."""
         running = [
             Running(s, s.number, s.own, s.behind, s.room.slab.capacity)
             for s in self.running
             if s.room is not None
         ]
-        bytes_each = self._net.sizes.token_bytes
-        for victim in preempt(running, capacity(tokens), bytes_each, self._limits.swap, self._prefill):
+        lacking, bytes_each = self._space.lacking(more), self._net.sizes.token_bytes
+        for victim in preempt(running, lacking, bytes_each, self._limits.swap, self._prefill):
             self._send_back(victim.key, victim.swap)
-        return self._room(tokens)
 
     def _send_back(self, s: Sequence, swap: bool) -> None:
         """A sequence waits again, and will go on where it was."""
+        is_reading = s.is_reading
         s.make_room(swap)
-        self._leave(s)
-        if s.saved is None:
-            s.found = Found()
+        self._leave(s, wipe=is_reading)
         self._waiting.add(s, s.tokens)
         self.counts.preempted += 1
 
     def abandon(self, error: BaseException) -> None:
         """A step failed: nobody's cache is whole any more."""
+        self._proposals.reset()
         gone = [*self.entered]
         self.entered.clear()
         while (s := self._waiting.first()) is not None:
             self._waiting.take(s)
             gone.append(s)
         for s in list(self.running):
-            self._leave(s)
+            self._leave(s, wipe=True)
             gone.append(s)
         for s in gone:
+            self._drop(s)
             s.fail(error)

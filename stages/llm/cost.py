@@ -8,20 +8,24 @@ The counts of Pope et al. 2022 (arXiv 2211.05102, sections 2 and 3) for a dense 
               all weights, those of the logits included, once for the batch, and the whole cache
     cache     2·L·n_kv·d elements a token
 
-P parameters of the layers, B rows, S prompt tokens, T new ones. These are bounds: the library's `generate`
-copies the cache as it grows and starts each kernel from Python, which the measured ratio of a run and
-`scalar` stand for.
+P parameters of the layers, B rows, S prompt tokens, T new ones. These are bounds: kernels are started from
+Python, which the measured ratio of a run and `scalar` stand for.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from math import ceil
 
 from pipeline.machine import BYTES
 from pipeline.roofline import Cost, Flow
 from stages.costs import RESERVED, completion_bytes
+from stages.llm.rooms import capacity
 from stages.shapes import Shape
 
+CHUNK = 512
+"""Prompt tokens in a step: `stages.llm.limits.Limits.chunk`."""
+_HEAD = 64
 _STEP, _LAYER = 1e4, 4e3
 """Operations of Python in a step beside the layers, and in a layer: 0.5 ms and 0.2 ms on one core of a
 Sapphire Rapids machine, with layers so narrow that nothing else counts (about 45 calls of torch a layer)."""
@@ -45,16 +49,31 @@ def decode_flops(known: Shape, rows: float, context: float) -> float:
 
 
 def scratch_bytes(known: Shape, rows: float, tokens: float, new: float, dtype: str) -> float:
-    """The most that is reserved beside weights, prompts and answers; checked against dry runs.
+    """The most that the engine takes beside weights, prompts and answers; checked against dry runs.
 
-    The cache as it is at the end, and the larger of two moments: prefill in an MLP (three F and four D wide
-    tensors a token, and a mask of a byte a pair), and the logits of a step (in `dtype` and in float32).
+    A slot for each row, as long as `stages.llm.rooms` makes it, and the larger of two moments: a piece of a
+    prompt (three F and ten D wide tensors for each token of it and of the rows that decode meanwhile; where
+    prompts are read in several pieces, scores and weights of attention to a whole one, and its mask, in
+    `dtype` and in float32), and the logits of a step (in `dtype` and in float32). Heads are taken to have
+    64 elements, the fewest in use. Prefixes that are kept for later prompts lie in what the device has free,
+    and give way.
     """
-    size = BYTES[dtype]
-    cache = rows * (tokens + new) * cache_bytes(known, dtype)
-    reading = rows * tokens * (size * (3 * known.inner + 4 * known.width) + tokens)
+    size, most = BYTES[dtype], ceil(tokens + new)
+    cache = rows * capacity(most) * cache_bytes(known, dtype) if rows else 0.0
+    piece = min(rows * tokens, CHUNK) + rows
+    seen = min(tokens, CHUNK) * (tokens + new) if rows * tokens > CHUNK else 0.0
+    groups = known.heads / max(known.keys, 1)
+    scores = seen * (2 * size * known.heads / _HEAD + groups * (size + 4))
+    reading = piece * size * (3 * known.inner + 10 * known.width) + scores
     choosing = rows * known.vocabulary * (size + 4)
     return RESERVED * (cache + max(reading, choosing))
+
+
+def resident_bytes(known: Shape, dtype: str) -> float:
+    """Weights as the engine holds them: the product that gives logits has the last norm in it, so that it is
+    there beside the embedding also where a model ties them.
+    """
+    return float(BYTES[dtype] * max(known.total, known.linear + 2 * known.head))
 
 
 def phases(known: Shape, rows: float, tokens: float, new: int, dtype: str) -> tuple[Cost, Cost]:
@@ -93,13 +112,14 @@ def prefilling(known: Shape, rows: float, tokens: float, dtype: str) -> Cost:
 def decoding(known: Shape, rows: float, tokens: float, new: int, dtype: str) -> Cost:
     """The cost of decode alone: all new tokens are computed there, the first from the last of the prompt."""
     _, decode = phases(known, rows, tokens, new + 1, dtype)
-    return _kept(decode, known, rows, tokens, new, dtype)
+    said = replace(decode.output, nbytes=completion_bytes(new))
+    return _kept(replace(decode, output=said), known, rows, tokens, new, dtype)
 
 
 def _kept(cost: Cost, known: Shape, rows: float, tokens: float, new: int, dtype: str) -> Cost:
     return replace(
         cost,
-        resident=float(BYTES[dtype] * known.total),
+        resident=resident_bytes(known, dtype),
         scratch=scratch_bytes(known, rows, tokens, new, dtype),
         opening=float(known.stored),
     )

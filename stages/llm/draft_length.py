@@ -36,6 +36,9 @@ _NEWEST_STEPS = 9
 _FREE = Curve("this device", ((0, 1.0), (1, 1.0)))
 """Nothing is known yet."""
 
+_NO_LESS = 1 + 1e-12
+"""What is better by less is as good."""
+
 _LOGITS = 8
 """Bytes per token of the vocabulary that choosing takes: the logits in float32, and their softmax."""
 
@@ -65,11 +68,13 @@ class Row:
     """A row that decodes. `proposed`: tokens there are to draft, within the answer's and the slot's room.
 
     `entropy`: of the distribution that its last token was chosen from, in nats (`sampling.entropies`).
+    `by_model`: the tokens are still to be drafted, by a draft model; else they are there.
     """
 
     acceptance: float
     proposed: int
     entropy: float = 0.0
+    by_model: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +84,8 @@ class View:
     `most`: tokens drafted by a row; `budget`: by all rows, see `affordable`. Rows whose entropy is above
     `certain` draft nothing: Cerberus (Liu et al. 2024, arXiv 2410.13344) gates on the entropy of hidden
     states; ours gates on that of the next token, which any model has without training. `beside`: tokens of
-    prompts that are read in the same step.
+    prompts that are read in the same step. `drafting`: seconds of a pass of the draft model, which drafts one
+    token for each of its rows.
     """
 
     rows: tuple[Row, ...]
@@ -88,6 +94,7 @@ class View:
     budget: int = UNBOUND
     certain: float = math.inf
     beside: int = 0
+    drafting: float = 0.0
 
 
 def expected(rate: float, drafted: int) -> float:
@@ -107,19 +114,23 @@ def lengths(view: View) -> tuple[int, ...]:
     Ours, for a batch: of all ways to read M drafted tokens the best takes the M largest a^j, j-th token of
     its row (they fall along a row, so none is left out before one that is taken); then the best M. Tokens of
     prompts count as emitted: reading them is what drafts keep the device from. Of equals the shortest.
+
+    A draft model's j-th pass drafts the j-th token of all its rows, and takes as long for one row as for all:
+    it is bound by its weights. So for each number of passes the same choice, among rows that are no longer;
+    then the best number.
     """
     if not view.rows:
         return ()
     caps = [_cap(view, row) for row in view.rows]
-    ordered = sorted(
-        (-(row.acceptance**j), j, i)
-        for i, (row, cap) in enumerate(zip(view.rows, caps, strict=True))
-        for j in range(1, cap + 1)
-    )[: max(view.budget, 0)]
-    found = [0] * len(caps)
-    for _, _, i in ordered[: _best(view, [-gain for gain, _, _ in ordered])]:
-        found[i] += 1
-    return tuple(found)
+    read = len(view.rows) + view.beside
+    seconds = [view.curve.seconds(read + drafted) for drafted in range(sum(caps) + 1)]
+    deepest = max((cap for row, cap in zip(view.rows, caps, strict=True) if row.by_model), default=0)
+    best = _within(view, caps, seconds, 0)
+    for passes in range(1, deepest + 1):
+        found = _within(view, caps, seconds, passes)
+        if found[0] > best[0] * _NO_LESS:
+            best = found
+    return best[1]
 
 
 def affordable(free: int, cache: int, vocabulary: int, activations: int) -> int:
@@ -171,13 +182,22 @@ class Drafting:
         self._taken.setdefault(_rounded(tokens), deque(maxlen=_NEWEST_STEPS)).append(seconds)
         self._curve = None
 
-    def lengths(self, rows: Sequence[Row], beside: int = 0, budget: int = UNBOUND) -> tuple[int, ...]:
-        """Tokens to draft for each row; `beside` and `budget` as in `View`."""
-        if len(self._taken) < 2:
-            return lengths(View(tuple(rows), _FREE, min(1, self._most), budget, self._certain, beside))
-        if self._curve is None:
+    def lengths(
+        self, rows: Sequence[Row], beside: int = 0, budget: int = UNBOUND, drafting: float = 0.0
+    ) -> tuple[int, ...]:
+        """Tokens to draft for each row; `beside`, `budget` and `drafting` as in `View`."""
+        curve = self.curve
+        most = self._most if curve is not None else min(1, self._most)
+        return lengths(
+            View(tuple(rows), curve or _FREE, most, budget, self._certain, beside, drafting * bool(curve))
+        )
+
+    @property
+    def curve(self) -> Curve | None:
+        """Seconds by tokens in a step; None while that is not known."""
+        if self._curve is None and len(self._taken) > 1:
             self._curve = fitted("this device", ((n, median(t)) for n, t in self._taken.items()))
-        return lengths(View(tuple(rows), self._curve, self._most, budget, self._certain, beside))
+        return self._curve
 
 
 def _rounded(tokens: int) -> int:
@@ -190,16 +210,24 @@ def _cap(view: View, row: Row) -> int:
     return 0 if row.entropy > view.certain else min(row.proposed, view.most)
 
 
-def _best(view: View, gains: list[float]) -> int:
-    """How many of the tokens that are worth `gains` to read."""
-    read = len(view.rows) + view.beside
-    best, most, emitted = 0, 0.0, float(read)
-    for drafted, gain in enumerate([0.0, *gains]):
-        emitted += gain
-        rate = emitted / view.curve.seconds(read + drafted)
-        if rate > most * (1 + 1e-12):
+def _within(view: View, caps: list[int], seconds: list[float], passes: int) -> tuple[float, tuple[int, ...]]:
+    """The most tokens a second with so many passes of the draft model, and the lengths that give them."""
+    ordered = sorted(
+        (-(row.acceptance**j), j, i)
+        for i, (row, cap) in enumerate(zip(view.rows, caps, strict=True))
+        for j in range(1, (min(cap, passes) if row.by_model else cap) + 1)
+    )[: max(view.budget, 0)]
+    emitted, spent = float(len(view.rows) + view.beside), passes * view.drafting
+    best, most = 0, emitted / (seconds[0] + spent)
+    for drafted, (gain, _, _) in enumerate(ordered, 1):
+        emitted -= gain
+        rate = emitted / (seconds[drafted] + spent)
+        if rate > most * _NO_LESS:
             best, most = drafted, rate
-    return best
+    found = [0] * len(caps)
+    for _, _, i in ordered[:best]:
+        found[i] += 1
+    return most, tuple(found)
 
 
 def _together(

@@ -18,6 +18,7 @@ from stages.llm.attention import Past
 from stages.llm.batch import compose
 from stages.llm.cohort import Cohort
 from stages.llm.decoder import Abilities, Ask, Counts, Said
+from stages.llm.drafter import Drafter
 from stages.llm.limits import Limits
 from stages.llm.network import Network
 from stages.llm.rooms import capacity
@@ -32,10 +33,15 @@ class Engine:
     abilities = Abilities(split=True, prefix=True, drafts=True, constraints=True)
 
     def __init__(
-        self, network: Network, ends: frozenset[int], decode: Callable[[Many[int]], str], limits: Limits
+        self,
+        network: Network,
+        ends: frozenset[int],
+        decode: Callable[[Many[int]], str],
+        limits: Limits,
+        drafter: Drafter | None = None,
     ) -> None:
         self._net, self._decode, self._limits = network, decode, limits
-        self._cohort = Cohort(network, ends, limits)
+        self._cohort = Cohort(network, ends, limits, drafter)
         self._lock = threading.Lock()
 
     @property

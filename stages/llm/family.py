@@ -7,13 +7,14 @@ through the library (`stages.llm.library`), which is right too, and slower.
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 from pipeline.errors import ModelError
-from stages.llm.linear import Linear, forms
+from stages.llm.linear import INT8, Linear, forms
 from stages.llm.network import Layer, Network, Sizes, norm_factor
 
-__all__ = ["FAMILIES", "network", "refusal"]
+__all__ = ["FAMILIES", "network", "refusal", "with_twin"]
 
 FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "smollm3"})
 """Values of `model_type` in a configuration. SmolLM and SmolLM2 are Llamas."""
@@ -74,12 +75,28 @@ def network(model: Any, quantise: str = "") -> Network:
     )
 
 
-class _Build:
-    """Takes a model apart."""
+def with_twin(model: Any) -> tuple[Network, Network]:
+    """The network of a loaded model, and one whose layers are copies in 8 bits (CPU); all else they share."""
+    import torch
 
-    def __init__(self, model: Any, is_single: bool, quantise: str) -> None:
+    why = refusal(model)
+    if why:
+        raise ModelError(why)
+    is_single = model.model.embed_tokens.weight.dtype == torch.float32
+    with torch.no_grad():
+        build = _Build(model, is_single, INT8, keeps=True)
+        kinds = build.ropes()
+        layers = tuple(build.layer(y, kinds) for y in model.model.layers)
+    made = network(model)
+    return made, replace(made, layers=layers)
+
+
+class _Build:
+    """Takes a model apart, which `keeps` its weights where these are copied."""
+
+    def __init__(self, model: Any, is_single: bool, quantise: str, keeps: bool = False) -> None:
         config, weight = model.config, model.model.embed_tokens.weight
-        self._model = model
+        self._model, self._keeps = model, keeps
         self._dtype = weight.dtype
         name = str(weight.dtype).removeprefix("torch.")
         self._form = forms(weight.device.type, name, quantise)
@@ -116,7 +133,7 @@ class _Build:
         return torch.complex(cos[0, :, :half], sin[0, :, :half])[:, None].contiguous()
 
     def layer(self, layer: Any, ropes: tuple[str, ...]) -> Layer:
-        """One layer. Its linear modules lose their weights."""
+        """One layer. Its linear modules lose their weights, unless they are kept."""
         own = layer.self_attn
         kind = getattr(own, "layer_type", None)
         gated = getattr(layer, "pre_feedforward_layernorm", None)
@@ -147,7 +164,7 @@ class _Build:
         return self._plain((weight.float() * norm).to(self._dtype), None)
 
     def _joined(self, modules: tuple[Any, ...], norm: Any = None, turned: int = 0) -> Linear:
-        """Products that read the same rows as one; the first `turned` with the pairs of each head together."""
+        """Products that read the same rows, as one; the first `turned` with the pairs of a head together."""
         import torch
 
         weights, biases = [], []
@@ -155,7 +172,8 @@ class _Build:
             weights.append(self._paired(m.weight.detach()) if i < turned else m.weight.detach())
             if m.bias is not None:
                 biases.append(self._paired(m.bias.detach()) if i < turned else m.bias.detach())
-            m.weight = None
+            if not self._keeps:
+                m.weight = None
         weight = torch.cat(weights)
         if norm is not None:
             weight = (weight.float() * (self._norm(norm).float() * self._factor)).to(self._dtype)

@@ -2,9 +2,10 @@
 
 `Generate`, `Prefill` and `Decode` have the same `open`, so stages that name the same model share one. What
 they say about it: `decoder` "engine" is ours, "transformers" the library's own loop, "reference" plain NumPy
-for tiny Llamas, "auto" ours where it knows the model's family, else the library's. `quantize` "int8": 8-bit
+for tiny Llamas, "vllm" and "llama.cpp" servers that are started; "auto" is `stages.llm.served.preferred`'s
+choice, else ours where it knows the model's family, else the library's. `quantize` "int8": 8-bit
 products in the layers, on CPUs. `cache_gib`: memory for caches, 0: a share of what is free. `drafts`: tokens
-that are guessed at most, from what was said before; answers stay the same.
+that are guessed at most, from what was said before and by `draft_model`; answers stay the same.
 """
 
 from __future__ import annotations
@@ -18,15 +19,18 @@ from typing import Any, cast
 from pipeline.errors import ModelError, RidgewayError
 from pipeline.lookup import Table, find, near_miss
 from pipeline.machine import Device
-from stages.llm import constrain, weights
-from stages.llm.constrain import Constraint, Grammar, words
+from stages.llm import constrain, served, weights
+from stages.llm.constrain import Constraint, words
 from stages.llm.decoder import Decoder
+from stages.llm.draft_model import Pair, check_draft_model, pair
 from stages.llm.engine import Engine
-from stages.llm.family import network, refusal
+from stages.llm.family import refusal
 from stages.llm.limits import Limits
 from stages.llm.linear import INT8
 from stages.llm.loaded import Loaded
 from stages.llm.rooms import capacity
+from stages.llm.served import AUTO
+from stages.llm.server_command import KINDS
 
 __all__ = [
     "AUTO",
@@ -40,14 +44,14 @@ __all__ = [
     "stop_ids",
 ]
 
-AUTO, ENGINE, LIBRARY = "auto", "engine", "transformers"
+ENGINE, LIBRARY = "engine", "transformers"
 DECODERS: Table = {
     ENGINE: "stages.llm.opened:engine",
     "reference": "stages.llm.reference:reference",
     LIBRARY: "stages.llm.library:library",
 }
 """A function for each that makes a `Decoder` of a `Loaded`; the conformance tests hold all of them."""
-SHARES = ("model", "dtype", "decoder", "quantize", "cache_gib", "drafts")
+SHARES = ("model", "dtype", "decoder", "quantize", "cache_gib", "drafts", "draft_model")
 """The parameters that decide what is opened."""
 _CPU_SHARE, _CUDA_SHARE = 0.25, 0.8
 """Of the memory that is free once the weights are there, for caches."""
@@ -58,13 +62,15 @@ _log = logging.getLogger("ridgeway")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Opened:
-    """`window` in tokens; `threads` of the CPU to use; `grammar` compiles a constraint, once."""
+    """`window` in tokens; `threads` of the CPU to use; `grammar` makes of a constraint, once, what the
+    decoder wants.
+    """
 
     decoder: Decoder
     tokenizer: Any
     window: int
     threads: int
-    grammar: Callable[[Constraint], Grammar]
+    grammar: Callable[[Constraint], Any]
 
 
 def check_model(stage: Any) -> None:
@@ -72,7 +78,7 @@ def check_model(stage: Any) -> None:
     name = type(stage).__name__
     for key, value, known in (
         ("dtype", stage.dtype, weights.DTYPES),
-        ("decoder", stage.decoder, (AUTO, *DECODERS)),
+        ("decoder", stage.decoder, (AUTO, *DECODERS, *KINDS)),
         ("quantize", stage.quantize, ("", INT8)),
     ):
         if value not in known:
@@ -85,10 +91,18 @@ def check_model(stage: Any) -> None:
         raise RidgewayError(
             f"{name}: quantize, cache_gib and drafts are for the engine; leave them, or decoder, out"
         )
+    check_draft_model(stage)
+    if stage.decoder in KINDS:
+        served.check(stage)
 
 
 def opened(stage: Any, device: Device) -> Opened:
-    """Load tokenizer and weights. Raises ModelError."""
+    """Load tokenizer and weights, or start a server that does. Raises ModelError."""
+    found = served.preferred(stage, device)
+    if device.kind == "cuda" or found.server:
+        _log.info("model %s on %s: %s", stage.model, device.name, found.told)
+    if found.server:
+        return _served(stage, device, found.server)
     import torch
 
     torch.set_num_threads(device.threads)
@@ -101,6 +115,13 @@ def opened(stage: Any, device: Device) -> Opened:
     vocabulary_words = cache(lambda: words(tokenizer, vocabulary, ends))
     grammar = cache(lambda constraint: constrain.compile(constraint, vocabulary_words()))
     return Opened(decoder, tokenizer, weights.window(stage.model), device.threads, grammar)
+
+
+def _served(stage: Any, device: Device, kind: str) -> Opened:
+    """The model behind a server, which has the weights and is told constraints as they are."""
+    decoder = served.served(kind, stage.model, device)
+    window = weights.window(stage.model)
+    return Opened(decoder, weights.tokenizer(stage.model), window, device.threads, lambda form: form)
 
 
 def split_engine(state: Opened, stage: Any) -> Engine:
@@ -125,16 +146,17 @@ def stop_ids(model: Any, tokenizer: Any) -> frozenset[int]:
 def engine(loaded: Loaded) -> Engine:
     """Our own engine for the model. Raises ModelError for one that it does not run."""
     stage = loaded.stage
-    made = network(loaded.model, stage.quantize)
+    made = pair(loaded)
     limits = Limits(_cache_tokens(stage, made), drafts=stage.drafts)
-    return Engine(made, loaded.ends, loaded.decode, limits)
+    drafter = made.drafter(loaded.ends, limits)
+    return Engine(made.network, loaded.ends, loaded.decode, limits, drafter)
 
 
 def _chosen(loaded: Loaded) -> str:
     """The name of the decoder. Raises ModelError for a model that the stage's decoder does not run."""
     stage, why = loaded.stage, refusal(loaded.model)
-    if why and (stage.decoder == ENGINE or stage.quantize):
-        raise ModelError(f"model {stage.model!r}: {why}; leave decoder and quantize out")
+    if why and (stage.decoder == ENGINE or stage.quantize or stage.draft_model):
+        raise ModelError(f"model {stage.model!r}: {why}; leave decoder, quantize and draft_model out")
     if stage.decoder != AUTO:
         return str(stage.decoder)
     if why:
@@ -142,9 +164,9 @@ def _chosen(loaded: Loaded) -> str:
     return LIBRARY if why else ENGINE
 
 
-def _cache_tokens(stage: Any, made: Any) -> int:
-    nbytes = stage.cache_gib * _GIB or _free_share(made.device)
-    tokens = int(nbytes / made.sizes.token_bytes)
+def _cache_tokens(stage: Any, made: Pair) -> int:
+    nbytes = stage.cache_gib * _GIB or _free_share(made.network.device)
+    tokens = int(nbytes / made.token_bytes)
     if tokens < capacity(1):
         raise ModelError(
             f"{nbytes / _GIB:.3f} GiB for caches hold {tokens} tokens of model {stage.model!r}; "

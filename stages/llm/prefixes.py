@@ -57,6 +57,11 @@ class Prefixes:
         """Tokens that are kept."""
         return self._slots.tokens - self._slots.free_tokens
 
+    @property
+    def idle(self) -> int:
+        """Tokens that nobody reads now: `evict` gives up no more."""
+        return self._tree.tokens - self._tree.locked
+
     def cached(self, tokens: Tokens) -> int:
         """How many tokens `match` would find."""
         return self._tree.cached(tokens)
@@ -80,31 +85,31 @@ class Prefixes:
         if found.node is not None:
             self._tree.unlock(found.node)
 
-    def keep(
-        self, tokens: Sequence[int], found: Found, slab: Slab, slot: int, behind: int, room: int
-    ) -> None:
+    def keep(self, tokens: Sequence[int], slab: Slab, slot: int, behind: int, room: int) -> None:
         """Keep the whole pages of `tokens`, which lie in a slot from token `behind` on.
 
-        `found`: the prefix that came from here. `room`: tokens that may be taken beside what is used; nothing
-        is kept where that is too little.
+        What is here already stays where it is. `room`: tokens that may be taken beside what is used; nothing
+        is kept where that is too little, even if all gives way that nobody reads.
         """
         size = len(tokens) // PAGE * PAGE
-        more = size - found.length
-        if more <= 0:
+        known, extents, node = self._tree.match([*tokens[:size], 0])  # one token more: all may be there
+        if known >= size:
             return
-        if more > room:
-            self.evict(more - room)
-            room += more - room
-        place = self._slots.reserve(more) if self._slots.free_tokens >= more else None
-        if place is None:
-            return
-        own = Extent(place, 0, more)
-        self._view(own).write(slab, slot, found.length - behind)
-        inserted = self._tree.insert(tokens[:size], (*found.extents, own))
-        for spare in inserted.spare:
-            if spare.slot == place:
-                self._slots.release(spare)
-        self._worth.use(inserted.node, self._clock())
+        self._tree.lock(node)
+        place = self._place(size - known, room)
+        if place is not None:
+            own = Extent(place, 0, size - known)
+            self._view(own).write(slab, slot, known - behind)
+            inserted = self._tree.insert(tokens[:size], (*extents, own))
+            self._worth.use(inserted.node, self._clock())
+        self._tree.unlock(node)
+
+    def _place(self, tokens: int, room: int) -> int | None:
+        if tokens > room + self.idle:
+            return None
+        if tokens > room:
+            self.evict(tokens - room)
+        return self._slots.reserve(tokens)
 
     def evict(self, tokens: int) -> int:
         """Give up what is worth least, at least so many tokens where that many are not in use; how many."""

@@ -10,6 +10,7 @@ from typing import Any
 from stages.llm.attention import Past, joined
 from stages.llm.decoder import Ask, Said
 from stages.llm.draft_length import Acceptance
+from stages.llm.draft_worth import Trust
 from stages.llm.drafts import Lookup
 from stages.llm.prefixes import Found
 from stages.llm.rooms import Room
@@ -22,8 +23,9 @@ class Sequence:
     """`tokens`: prompt and answer so far; `done`: how many of them are in the cache.
 
     `behind`: tokens at the beginning that are read where `found` has them; the others are in `room`.
-    `saved`: the cache of one that had to make room, or that was read elsewhere; `export`: only the cache is
-    wanted. `drafts`: tokens guessed for the next pass.
+    `saved`: the cache, from `behind` on, of one that had to make room, or that was read elsewhere; `export`:
+    only the cache is wanted. `drafts`: tokens guessed for the next pass; `by_model`: so many of them came
+    from a draft model, those among them that the grammar does not let come.
     """
 
     def __init__(
@@ -44,7 +46,7 @@ class Sequence:
         self.saved: Past | None = None
         self.drafts: list[int] = []
         self.masks: Any = None
-        self.acceptance = Acceptance()
+        self.acceptance, self.trust, self.by_model = Acceptance(), Trust(), 0
         self._proposed: list[int] = []
         self.lookup = Lookup(self.tokens) if drafts else None
         self.state: Any = None if ask.grammar is None else ask.grammar.start()
@@ -100,34 +102,41 @@ class Sequence:
     def enter(self, found: Found, behind: int, past: tuple[Past, ...]) -> None:
         """It has a room now; what was cached of its prompt is read where it is, or written into the room."""
         assert self.room is not None
-        self.found, self.behind = found, behind
-        if self.saved is not None:
-            self.room.slab.put(self.room.slot, 0, self.saved)
-            self.saved = None
+        saved, start = self.saved, self.behind
+        self.saved, self.behind = None, behind
+        self.past, self.found = (past, found) if behind else ((), Found())
+        if saved is not None and start <= behind and found.length <= self.done:
+            self.room.slab.put(self.room.slot, 0, saved.cut(behind - start, len(saved)))
             return
         self.reused = self.reused or min(found.length, self.size)
-        self.done, self.past = found.length, past
+        self.done = found.length
         if behind < found.length:
-            start = 0
-            for one in past:
-                self.room.slab.put(self.room.slot, start, one)
-                start += len(one)
-            self.past, self.found = (), Found()
+            self.room.slab.put(self.room.slot, 0, joined(past))
 
     def make_room(self, swap: bool) -> None:
         """Its slot is needed; what is in it is copied out, or lost."""
+        self.drafts, self.masks, self._proposed, self.by_model = [], None, [], 0
         if swap and self.room is not None:
             self.saved = self.room.slab.extent(self.room.slot, 0, self.own).to("cpu")
         else:
-            self.done, self.behind, self.past = 0, 0, ()
+            self.done, self.behind = 0, 0
+        self.past = ()
 
     def guess(self, most: int) -> None:
         """Draft the next tokens, at most so many, as far as the grammar lets them come."""
-        self.drafts = self.lookup.propose(most) if self.lookup is not None and most > 0 else []
+        self._set(self.lookup.propose(most) if self.lookup is not None and most > 0 else [])
+        self._proposed, self.by_model = self.drafts[:1], 0
+
+    def draft(self, tokens: list[int]) -> None:
+        """Draft these instead, which a draft model said."""
+        self._set(tokens)
+        self.by_model = len(tokens)
+
+    def _set(self, drafts: list[int]) -> None:
+        self.drafts = drafts
         if self.state is not None:
-            self.masks = self.state.masks(self.drafts)
-            self.drafts = self.drafts[: len(self.masks) - 1]
-        self._proposed = self.drafts[:1]
+            self.masks = self.state.masks(drafts)
+            self.drafts = drafts[: len(self.masks) - 1]
 
     def shorten(self, count: int) -> None:
         """Draft only so many of them."""
@@ -149,11 +158,12 @@ class Sequence:
         return False
 
     def _learn(self, chosen: Tokens[int]) -> None:
-        """How drafts fare; a row that drafts none still learns whether it could have."""
+        """How drafts fare; a row that looks none up still learns whether it could have."""
         right = len(chosen) - 1
         self.drafted += len(self.drafts)
         self.accepted += right
-        if self.drafts:
+        self.trust = self.trust.after(self.by_model, right if self.by_model else 0)
+        if self.drafts and not self.by_model:
             self.acceptance = self.acceptance.after(len(self.drafts), right)
         elif self._proposed:
             self.acceptance = self.acceptance.after(1, int(self._proposed[0] == chosen[0]))

@@ -19,7 +19,7 @@ from pipeline.machine import Device
 from stages.llm.cost import cache_bytes
 from stages.shapes import Shape
 
-__all__ = ["KINDS", "Launch", "command", "executable", "memory", "share"]
+__all__ = ["KINDS", "MOST", "Launch", "command", "executable", "memory", "share"]
 
 
 class Program(NamedTuple):
@@ -39,7 +39,7 @@ _USUAL_TOKENS = 1024
 """Prompt and answer of a question with eight passages: what vLLM keeps for each row in flight."""
 _BESIDE = {"vllm": 3 << 30, "llama.cpp": 1 << 29}
 """Bytes beside weights and cache: activations, CUDA graphs, buffers. Assumed."""
-_MOST = 0.9
+MOST = 0.9
 """The largest share of a device that is given away: vLLM's own default."""
 _OURS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 _QUIET = {
@@ -60,7 +60,7 @@ class Launch:
     name: str
     window: int
     concurrency: int
-    share: float = _MOST
+    share: float = MOST
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -83,8 +83,8 @@ def memory(known: Shape, kind: str, window: int, concurrency: int) -> float:
 
 
 def share(needed: float, device: Device) -> float:
-    """The part of the device's memory that `needed` bytes are, no more than `_MOST`."""
-    return min(needed / device.profile.memory, _MOST)
+    """The part of the device's memory that `needed` bytes are, no more than `MOST`."""
+    return min(needed / device.profile.memory, MOST)
 
 
 def executable(kind: str, environ: Mapping[str, str]) -> str | None:
@@ -139,7 +139,7 @@ def _visible(device: Device, environ: Mapping[str, str]) -> str:
     """What CUDA_VISIBLE_DEVICES must be for the server to see `device` alone; "cuda:1" counts what we see."""
     if device.kind != "cuda":
         return ""
-    number = device.name.partition(":")[2]
+    number = device.torch.partition(":")[2]  # that of the GPU, also for lanes that divide one
     seen = [d.strip() for d in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if d.strip()]
     if seen and int(number) >= len(seen):
         raise ModelError(f"device {device.name}: CUDA_VISIBLE_DEVICES shows {len(seen)} devices only")

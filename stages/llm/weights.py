@@ -70,12 +70,12 @@ def tokenizer(name: str) -> Any:
     return made
 
 
-def model(name: str, device: Device, dtype: str = "auto") -> Any:
+def model(name: str, device: Device, dtype: str = "auto", layers: int = 0) -> Any:
     """The causal language model on `device`, in evaluation mode, ready for greedy decoding.
 
-    Of the generation settings that come with a model only the token ids are kept: its sampling and
-    penalties would change what greedy means. Raises ModelError for a device that is not there, a dtype
-    that the device cannot compute, weights that are incomplete, pickled or need code of their own.
+    `layers`: only its first ones, 0: all. Of the generation settings that come with a model only the token
+    ids are kept: its sampling and penalties would change what greedy means. Raises ModelError for a device
+    that is not there, a dtype that it cannot compute, weights that are incomplete, pickled or need code.
     """
     import torch
     from transformers import AutoModelForCausalLM, GenerationConfig
@@ -85,9 +85,9 @@ def model(name: str, device: Device, dtype: str = "auto") -> Any:
     with _quiet(), _explained(name):
         made, report = AutoModelForCausalLM.from_pretrained(
             place,
+            config=_config(place, layers),
             dtype=getattr(torch, number_type),
             device_map={"": device.torch} if device.kind == "cuda" else None,
-            attn_implementation="sdpa",
             use_safetensors=True,
             trust_remote_code=False,
             local_files_only=True,
@@ -102,6 +102,20 @@ def model(name: str, device: Device, dtype: str = "auto") -> Any:
     ids = {k: getattr(made.generation_config, k) for k in ("bos_token_id", "eos_token_id", "pad_token_id")}
     made.generation_config = GenerationConfig(**ids)
     return made.eval()
+
+
+def _config(place: Path, layers: int) -> Any:
+    """The configuration in a folder, cut to the first `layers`; None, what the library reads, for 0."""
+    if not layers:
+        return None
+    from transformers import AutoConfig
+
+    found = AutoConfig.from_pretrained(place, local_files_only=True, trust_remote_code=False)
+    text = found.get_text_config()
+    text.num_hidden_layers = min(layers, text.num_hidden_layers)
+    for each in {"layer_types", "no_rope_layers"} & text.to_dict().keys():
+        setattr(text, each, (getattr(text, each) or [])[:layers] or None)
+    return found
 
 
 def window(name: str) -> int:
