@@ -17,7 +17,7 @@ import numpy as np
 
 from stages.llm.network import Network
 
-__all__ = ["Past", "Slab", "allowed", "causal", "over_parts", "whole", "zeros"]
+__all__ = ["Mask", "Past", "Slab", "allowed", "causal", "over_parts", "whole", "zeros"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,6 +105,23 @@ def zeros(shape: tuple[int, ...], dtype: Any, device: Any) -> Any:
     return torch.from_numpy(np.zeros(size, np.uint8)).view(dtype).view(shape)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Mask:
+    """What is hidden of scores [B, R, T]: `added` [B or 1, R or 1, T - start] is added from key `start` on.
+
+    All see what comes before. Rows of one length have little to hide, and most of the scores stay untouched.
+    """
+
+    start: int
+    added: Any
+
+    def on(self, scores: Any) -> Any:
+        """The scores, changed in place."""
+        if self.added.shape[-1]:
+            scores[..., self.start :].add_(self.added)
+        return scores
+
+
 def allowed(queries: Any, keys: Any, window: int) -> Any:
     """What is added to scores, [..., S, T] float32: 0 where key position <= query position, and within
     `window` (0: however far back); else minus infinity. `queries`: int64 [..., S]; `keys`: int64 [T].
@@ -137,22 +154,17 @@ def whole(q: Any, k: Any, v: Any, scale: float) -> Any:
 
 
 def over_parts(
-    q: Any, parts: Sequence[tuple[Any, Any]], mask: Any, scale: float, softcap: float = 0.0
+    q: Any, parts: Sequence[tuple[Any, Any]], mask: Mask, scale: float, softcap: float = 0.0
 ) -> Any:
-    """Attention of q [B, R, d] over parts (keys [B, d, T_i], values [B, T_i, d]) to [B, R, d].
-
-    `mask` [B or 1, R or 1, sum T_i] is added to scaled scores.
-    """
+    """Attention of q [B, R, d] over parts (keys [B, d, T_i], values [B, T_i, d]) to [B, R, d]."""
     import torch
 
-    if len(parts) == 1 and not softcap:
-        scores = torch.baddbmm(mask.to(q.dtype), q, parts[0][0], alpha=scale)
-    else:
-        scores = torch.cat([torch.bmm(q, keys) for keys, _ in parts], -1).mul_(scale)
-        if softcap:
-            scores = scores.div_(softcap).tanh_().mul_(softcap)
-        scores = scores.add_(mask)
-    weights = torch.softmax(scores, -1)
+    q = q * scale
+    found = [torch.bmm(q, keys) for keys, _ in parts]
+    scores = found[0] if len(found) == 1 else torch.cat(found, -1)
+    if softcap:
+        scores = scores.div_(softcap).tanh_().mul_(softcap)
+    weights = torch.softmax(mask.on(scores), -1)
     if len(parts) == 1:
         return torch.bmm(weights, parts[0][1])
     split = torch.split(weights, [values.shape[1] for _, values in parts], -1)

@@ -28,7 +28,9 @@ from stages.llm.space import Space
 __all__ = ["Cohort"]
 
 SHARED = 256
-"""Tokens of a prefix from which on it is read where it is; a shorter one is copied, which saves a product."""
+"""Tokens of a prefix from which on it is read where it is, if others do so too; else it is copied."""
+COMPANY = 2
+"""Others that share it, from which on it is read where it is."""
 LEAST = 64
 """Tokens of a common beginning from which on a prompt waits for one that is being read."""
 WORTH_MOVING = 4
@@ -95,7 +97,7 @@ class Cohort:
 
     def _enter(self, s: Sequence) -> bool:
         found = s.found
-        stays = found.length >= SHARED and not self._net.has_windows
+        stays = found.length >= SHARED and not self._net.has_windows and self._is_shared(s)
         behind = found.length if stays else 0
         s.room = self._space.room(len(s.tokens) - behind + self._still(s))
         if s.room is None:
@@ -105,6 +107,11 @@ class Cohort:
         if not stays:
             self._prefixes.drop(found)
         return True
+
+    def _is_shared(self, s: Sequence) -> bool:
+        """Whether others read the same prefix soon: alone it is read faster in the own slot."""
+        now = sum(r.found.node is s.found.node for r in self.running)
+        return now + self._waiting.company(s, s.found.length) >= COMPANY
 
     def _drop(self, s: Sequence) -> None:
         self._prefixes.drop(s.found)

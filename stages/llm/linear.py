@@ -7,7 +7,6 @@ product in it agrees with the plain one: the operators behind it are not part of
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -18,6 +17,7 @@ INT8 = "int8"
 _TRIAL = (48, 96)
 """Outputs and inputs of the trial product; its rows are those of `_ROWS`, as batches have any size."""
 _ROWS = (1, 3, 17)
+_LARGEST = 127
 _CLOSE = {"float32": 1e-4, "bfloat16": 3e-2}
 
 
@@ -85,35 +85,32 @@ class OneDnn:
 class Int8:
     """8-bit weights with a scale for each output, and 8-bit rows with a scale each, whatever the others are.
 
-    The kernel has one scale for all rows, from the least and the largest number in them. Rows that are first
-    divided by their own largest element share it, if one more row holds -1 and 1: then a row's result does
-    not depend on its neighbours (ours).
+    The kernel has one scale for all rows; rows that are first divided by their own largest element share it,
+    so a row's result does not depend on its neighbours (ours). Rows are unsigned with 128 for 0, as AVX-512
+    VNNI multiplies them.
     """
 
     def __init__(self, weight: Any, bias: Any = None) -> None:
         import torch
 
-        torch.backends.quantized.engine = "onednn"
         w = weight.float()
-        scales = (w.abs().amax(1) / 127).clamp_min(1e-12).double()
-        zeros = torch.zeros(len(w), dtype=torch.long)
-        with warnings.catch_warnings():  # torch means to take these types away, and has nothing as fast
-            warnings.simplefilter("ignore", UserWarning)
-            quantised = torch.quantize_per_channel(w, scales, zeros, 0, torch.qint8)
-        self._packed = torch.ops.quantized.linear_prepack(quantised, None)
+        self._scales = (w.abs().amax(1) / _LARGEST).clamp_min(1e-12)
+        whole = (w / self._scales[:, None]).round().to(torch.int8)
+        self._packed = torch.ops.onednn.qlinear_prepack(whole, None)
+        self._zeros = torch.zeros(len(w), dtype=torch.long)
         self._bias = bias
-        self._product: Callable[..., Any] = torch.ops.quantized.linear_dynamic
+        self._product: Callable[..., Any] = torch.ops.onednn.qlinear_pointwise
         self.nbytes = int(weight.numel())
 
     def __call__(self, x: Any) -> Any:
         """The product."""
         import torch
 
-        largest = x.abs().amax(-1, keepdim=True).clamp_min_(1e-12)
-        rows = x.new_zeros(x.shape[0] + 1, x.shape[1], dtype=torch.float32)
-        rows[:-1] = x / largest
-        rows[-1, :1], rows[-1, 1:2] = 1.0, -1.0
-        made = self._product(rows, self._packed, False)[:-1].to(x.dtype).mul_(largest)
+        largest = x.abs().amax(-1, keepdim=True).float().clamp_min_(1e-12)
+        rows = (x * (_LARGEST / largest)).round_().add_(128).to(torch.uint8)
+        weight = (self._packed, self._scales, self._zeros)
+        how = (1.0, 0, torch.float32, "none", [], "")
+        made = self._product(rows, 1 / _LARGEST, 128, *weight, None, *how).mul_(largest).to(x.dtype)
         return made if self._bias is None else made.add_(self._bias)
 
 

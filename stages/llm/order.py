@@ -15,7 +15,7 @@ When not: prompts that share less than a page, or a cache that holds all of them
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Generic, NamedTuple, TypeVar
 
 from pipeline.errors import PlanError
@@ -24,6 +24,9 @@ from stages.llm.radix import Tokens, alike, page_bytes
 __all__ = ["Meeting", "depth_first"]
 
 What = TypeVar("What", bound=Hashable)
+
+_LOOKED_AT = 256
+"""Prompts that `company` looks at: microseconds."""
 
 
 class _Waiting(NamedTuple, Generic[What]):
@@ -73,6 +76,15 @@ class Meeting(Generic[What]):
             places = depth_first([one.raw for one in ones], [self._cached(one.tokens) for one in ones])
             self._order = dict.fromkeys(ones[i].what for i in places)
         return next(iter(self._order))
+
+    def company(self, what: What, shared: int) -> int:
+        """How many others that wait begin with the first `shared` tokens, whole pages, of one that waits.
+
+        Looked for among those that have waited longest, of which there may be many.
+        """
+        beginning = self._waiting[what].raw[: 4 * shared]
+        others = islice(self._waiting.values(), _LOOKED_AT)
+        return sum(one.what != what and one.raw.startswith(beginning) for one in others)
 
     def take(self, what: What) -> None:
         """It is admitted, or given up, and waits no longer. O(1)."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from stages.llm.attention import Past, Slab, allowed, causal, over_parts, whole
+from stages.llm.attention import Mask, Past, Slab, allowed, causal, over_parts, whole
 from stages.llm.network import Network
 
 __all__ = ["Decoding", "Pass", "Prompt", "Reader"]
@@ -54,7 +54,7 @@ class Prompt:
         self.count = count
         self._net, self._slab, self._slot = network, slab, slot
         self._start, self._stop, self._past = start, start + count, tuple(past)
-        self._masks: dict[int, Any] = {}
+        self._masks: dict[int, Mask] = {}
 
     def attend(self, at: int, q: Any, k: Any, v: Any) -> Any:
         """See `Reader`."""
@@ -72,16 +72,14 @@ class Prompt:
         seen = over_parts(rows, parts, self._mask(window), net.scale, net.softcap)
         return seen.unflatten(1, (self.count, -1)).transpose(0, 1).flatten(1)
 
-    def _mask(self, window: int) -> Any:
-        """[1, count·G, T]; what is shared is all visible (models with windows share nothing)."""
-        import torch
-
+    def _mask(self, window: int) -> Mask:
+        """What is shared is all visible (models with windows share nothing), and so is what came before."""
         if window not in self._masks:
-            s = self._net.sizes
-            own = causal(self._start, self.count, window, self._net.device)
-            before = own.new_zeros(self.count, sum(map(len, self._past)))
-            mask = torch.cat([before, own], 1).repeat_interleave(s.heads // s.kv_heads, 0)
-            self._masks[window] = mask[None].to(self._net.embedding.dtype)
+            s, shared = self._net.sizes, sum(map(len, self._past))
+            first = 0 if 0 < window < self._stop else self._start + 1
+            own = causal(self._start, self.count, window, self._net.device)[:, first:]
+            added = own.repeat_interleave(s.heads // s.kv_heads, 0)[None].to(self._net.embedding.dtype)
+            self._masks[window] = Mask(shared + first, added)
         return self._masks[window]
 
 
@@ -106,6 +104,7 @@ class Decoding:
         self._net, self._slab = network, slab
         self.count, self._steps, self._high = sum(counts), max(counts), slots[-1] + 1
         self._length = max(s + c for s, c in zip(starts, counts, strict=True))
+        self._seen = min(starts) + 1  # all see so many of their own
         device = network.device
         rows = [(s, i, a + i) for s, a, c in zip(slots, starts, counts, strict=True) for i in range(c)]
         at = torch.tensor(rows, device=device)
@@ -114,7 +113,7 @@ class Decoding:
         self._queries = torch.zeros(self._high, self._steps, dtype=torch.int64, device=device)
         self._queries[self._slot, self._step] = self._position
         self._shared = [(torch.tensor([slots[i] for i in g], device=device), past) for g, past in shared]
-        self._masks: dict[int, Any] = {}
+        self._masks: dict[int, Mask] = {}
 
     def attend(self, at: int, q: Any, k: Any, v: Any) -> Any:
         """See `Reader`."""
@@ -152,20 +151,21 @@ class Decoding:
         apart = seen.view(self._high, s.kv_heads, self._steps, -1, s.head).transpose(1, 2)
         return apart[self._slot, self._step].flatten(1)
 
-    def _mask(self, window: int) -> Any:
-        """[slots·K, 1 or steps·G, T]."""
+    def _mask(self, window: int) -> Mask:
+        """For rows [slots·K, 1 or steps·G] and own keys."""
         import torch
 
         if window not in self._masks:
             s = self._net.sizes
-            at = torch.arange(self._length, device=self._queries.device)
+            first = 0 if 0 < window < self._length else self._seen
+            at = torch.arange(first, self._length, device=self._queries.device)
             mask = allowed(self._queries, at, window).to(self._net.embedding.dtype)
             if self._steps > 1:
                 mask = mask.repeat_interleave(s.heads // s.kv_heads, 1)
-            self._masks[window] = mask.repeat_interleave(s.kv_heads, 0)
+            self._masks[window] = Mask(first, mask.repeat_interleave(s.kv_heads, 0))
         return self._masks[window]
 
-    def _with_shared(self, at: int, rows: Any, keys: Any, values: Any, mask: Any) -> Any:
+    def _with_shared(self, at: int, rows: Any, keys: Any, values: Any, mask: Mask) -> Any:
         """Scores of prefixes, [slots, K, R, P] with minus infinity where there is none, before the own
         ones.
         """
@@ -183,7 +183,7 @@ class Decoding:
         if net.softcap:
             scores = scores.div_(net.softcap).tanh_().mul_(net.softcap)
             scores[..., :most].masked_fill_(before.flatten(0, 1).isinf(), -torch.inf)
-        scores[..., most:].add_(mask)
+        mask.on(scores[..., most:])
         weights = torch.softmax(scores, -1)
         made = _apart(torch.bmm(weights[..., most:], values), 0, -1, kinds)
         parts = _apart(weights[..., :most], 0, -1, kinds)
