@@ -179,7 +179,9 @@ def main() -> int:
     parser.add_argument("--quantize", default="")
     given = parser.parse_args()
     torch.set_num_threads(cores())
-    ours, theirs = Ours(given.dtype, given.quantize), [Theirs("float32"), Theirs("bfloat16")]
+    ours, theirs = Ours(given.dtype, given.quantize), [Theirs("float32")]
+    if weights.dtype_name("auto", Device("cpu:0", cores())) == "bfloat16":
+        theirs.append(Theirs("bfloat16"))
     at = rates(ours.network, IN_FLIGHT)
     print(f"products {at.flops / 1e9:.0f} GFLOP/s, reading {at.read / 1e9:.1f} GB/s, {cores()} threads")
     prompts = fresh(8, given.prompt, 7)

@@ -67,7 +67,7 @@ def settled(one: Engine) -> None:
     assert not inner.running
     assert not inner.entered
     assert not len(inner._waiting)
-    assert inner._space.rooms.used == 0
+    assert inner.space.rooms.used == 0
     assert inner._prefixes._tree.locked == 0
     assert inner._prefixes.used == inner._prefixes._tree.tokens == inner._prefixes.idle
     assert one.counts.held <= one._limits.tokens
@@ -82,8 +82,8 @@ def watched(one: Engine) -> Engine:
         places = [(s.room.slab.capacity, s.room.slot) for s in inner.running if s.room is not None]
         assert len(places) == len(inner.running) <= limits.rows
         assert len(set(places)) == len(places)
-        assert inner._space.rooms.used == sum(size for size, _ in places)
-        assert inner._space.rooms.used + inner._prefixes.used <= limits.tokens
+        assert inner.space.rooms.used == sum(size for size, _ in places)
+        assert inner.space.rooms.used + inner._prefixes.used <= limits.tokens
 
     def checked_guess() -> None:
         check()

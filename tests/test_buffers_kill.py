@@ -117,7 +117,7 @@ def test_what_a_killed_reader_read_is_freed_once_its_death_is_told(tmp_path: Pat
     descriptor, place = segment.create(DATA + (1 << 20), Path)
     shelf, carry = Shelf(), Carry(ARENA, "run", (place,), 1 << 20, tmp_path)
     values = np.arange(50_000, dtype=np.uint8)
-    value: Any = (zlib.crc32(values), values)
+    value: Any = (zlib.crc32(values.tobytes()), values)
     one, other = start(read), start(read)
     for reader in (one, other):
         _, given = shelf.hand(value, carry)

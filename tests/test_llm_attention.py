@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stages.llm.attention import Past, Slab, allowed, causal, joined, over_parts, whole, zeros
+from stages.llm.attention import Mask, Past, Slab, allowed, causal, joined, over_parts, whole, zeros
 from stages.llm.family import network
 from stages.llm.network import Network
 from stages.llm.passes import Decoding, Pass, Prompt
@@ -67,7 +67,7 @@ def test_parts_are_one_row_of_keys(
     )
     mask[:, :, 0] = 0
     parts = [(a.mT, b) for a, b in zip(k.split(lengths, 1), v.split(lengths, 1), strict=True)]
-    found = over_parts(q, parts, mask, 0.7, softcap)
+    found = over_parts(q, parts, Mask(0, mask), 0.7, softcap)
     assert np.allclose(found, plain(q, k, v, mask, 0.7, softcap), atol=1e-5)
 
 

@@ -178,7 +178,7 @@ def test_a_model_in_bfloat16_answers() -> None:
     one = engine(network(tiny("llama").to(torch.bfloat16)), Limits(4096, drafts=4))
     said = one.answer(asks(ALL))
     assert {s.stop for s in said} <= {"end", "length"}
-    assert one._cohort._space.rooms._slabs[64].keys[0].dtype == torch.bfloat16
+    assert one._cohort.space.rooms._slabs[64].keys[0].dtype == torch.bfloat16
 
 
 def test_the_numbers_of_a_run_are_counted(llama: Truth) -> None:

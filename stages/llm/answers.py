@@ -25,6 +25,7 @@ __all__ = [
 _SKIPPED = Said((), "", "skipped")
 _FAULTS = {
     "invalid": RowError("model", "the model computed numbers that are not finite; try dtype 'float32'"),
+    "grammar": RowError("model", "the answer cannot be held to its form; simplify json_schema or regex"),
     "memory": RowError(
         "memory",
         "its cache and answer do not fit into the memory for caches; raise cache_gib, or shorten the prompt",

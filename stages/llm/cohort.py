@@ -51,8 +51,8 @@ class Cohort:
         self.counts = Counts()
         self.running: list[Sequence] = []
         self.entered: deque[Sequence] = deque()
-        self._space = Space(network, limits.tokens, limits.rows, self._prefill)
-        self._prefixes = self._space.prefixes
+        self.space = Space(network, limits.tokens, limits.rows, self._prefill)
+        self._prefixes = self.space.prefixes
         self._waiting: Meeting[Sequence] = Meeting(self._prefixes.cached, PATIENCE)
         self._proposals = Proposals(limits, drafter)
         self._token_seconds = 1e-3
@@ -99,7 +99,7 @@ class Cohort:
         found = s.found
         stays = found.length >= SHARED and not self._net.has_windows and self._is_shared(s)
         behind = found.length if stays else 0
-        s.room = self._space.room(len(s.tokens) - behind + self._still(s))
+        s.room = self.space.room(len(s.tokens) - behind + self._still(s))
         if s.room is None:
             return False
         self._prefixes.start(s.ask.row[:1])
@@ -140,7 +140,7 @@ class Cohort:
             s.done -= width - len(said)
             self._proposals.took(s, len(said) - 1)
             if s.said == 0 and said[0] >= 0:
-                self._space.keep(s)
+                self.space.keep(s)
             if s.take(said, self._ends):
                 self._finish(s)
         self._learn(batch, seconds)
@@ -149,7 +149,7 @@ class Cohort:
 
     def _export(self, s: Sequence) -> None:
         if s.export and not s.pending:
-            self._space.keep(s)
+            self.space.keep(s)
             s.give_up("prefilled")
             self._finish(s)
 
@@ -168,14 +168,14 @@ class Cohort:
         if s.room is not None:
             if wipe:
                 s.room.slab.wipe(s.room.slot)
-            self._space.rooms.give(s.room)
+            self.space.rooms.give(s.room)
             s.room = None
         self._drop(s)
 
     def _learn(self, batch: Batch, seconds: float) -> None:
         self.counts.steps += 1
         self.counts.seconds += seconds
-        self.counts.held = self._space.held
+        self.counts.held = self.space.held
         seconds -= self._proposals.spent
         self._proposals.learn(len(batch.tokens), seconds)
         if 2 * batch.prompts >= self._limits.chunk:
@@ -195,7 +195,7 @@ class Cohort:
             return
         for s in sorted(self.running, key=lambda s: -s.room.slot if s.room else 0):
             if s.room is not None and not s.is_reading and s.ask.most - s.said > WORTH_MOVING:
-                s.room = self._space.rooms.lower(s.room, s.own)
+                s.room = self.space.rooms.lower(s.room, s.own)
 
     def _grow(self) -> None:
         """Longer slots for those whose next token has no place; if there is none, the latest make room."""
@@ -207,9 +207,9 @@ class Cohort:
             if s.room is None:  # it was the latest itself
                 continue
             past = s.room.slab.extent(s.room.slot, 0, s.own)
-            self._space.rooms.give(s.room)
+            self.space.rooms.give(s.room)
             s.room = None
-            s.room = self._space.room(wanted)
+            s.room = self.space.room(wanted)
             if s.room is not None:
                 s.room.slab.put(s.room.slot, 0, past)
             else:
@@ -222,7 +222,7 @@ class Cohort:
             for s in self.running
             if s.room is not None
         ]
-        lacking, bytes_each = self._space.lacking(more), self._net.sizes.token_bytes
+        lacking, bytes_each = self.space.lacking(more), self._net.sizes.token_bytes
         for victim in preempt(running, lacking, bytes_each, self._limits.swap, self._prefill):
             self._send_back(victim.key, victim.swap)
 

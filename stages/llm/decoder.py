@@ -54,9 +54,9 @@ class Said:
     """An answer. `tokens`: those computed, the end token among them; `text` without it and without blanks
     around.
 
-    `stop`: "end" (the model finished, or a stop text came), "length" (it was cut off), "invalid" (it
-    computed numbers that are not finite). `reused`: prompt tokens that were read before; `drafted`,
-    `accepted`: tokens guessed.
+    `stop`: "end" (the model finished, or a stop text came), "length" (it was cut off), "invalid" (it computed
+    numbers that are not finite), "grammar" (it cannot be held to its form), "memory" (it does not fit).
+    `reused`: prompt tokens that were read before; `drafted`, `accepted`: tokens guessed.
     """
 
     tokens: tuple[int, ...]

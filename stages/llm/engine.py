@@ -79,7 +79,7 @@ class Engine:
         s = Sequence(ask, self._decode, self._limits.drafts > 0, streamed, export)
         if past is not None:
             s.saved, s.done = past, len(past)
-        if capacity(s.size + ask.most) > self._limits.tokens:
+        if capacity(s.size + ask.most) > self._cohort.space.largest:
             s.give_up("memory")
             s.over.set()
         else:

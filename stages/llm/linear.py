@@ -109,7 +109,7 @@ class Int8:
         largest = x.abs().amax(-1, keepdim=True).float().clamp_min_(1e-12)
         rows = (x * (_LARGEST / largest)).round_().add_(128).to(torch.uint8)
         weight = (self._packed, self._scales, self._zeros)
-        how = (1.0, 0, torch.float32, "none", [], "")
+        how: tuple[Any, ...] = (1.0, 0, torch.float32, "none", [], "")
         made = self._product(rows, 1 / _LARGEST, 128, *weight, None, *how).mul_(largest).to(x.dtype)
         return made if self._bias is None else made.add_(self._bias)
 

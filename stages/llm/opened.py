@@ -19,7 +19,7 @@ from typing import Any, cast
 from pipeline.errors import ModelError, RidgewayError
 from pipeline.lookup import Table, find, near_miss
 from pipeline.machine import Device
-from stages.llm import constrain, served, weights
+from stages.llm import agreement, constrain, served, weights
 from stages.llm.constrain import Constraint, words
 from stages.llm.decoder import Decoder
 from stages.llm.draft_model import Pair, check_draft_model, pair
@@ -144,9 +144,11 @@ def stop_ids(model: Any, tokenizer: Any) -> frozenset[int]:
 
 
 def engine(loaded: Loaded) -> Engine:
-    """Our own engine for the model. Raises ModelError for one that it does not run."""
+    """Our own engine for the model. Raises ModelError for one that it does not run, or not as it should."""
     stage = loaded.stage
+    known = agreement.sample(loaded.model, loaded.tokenizer)
     made = pair(loaded)
+    agreement.tell(made.network, known, stage.model, stage.quantize)
     limits = Limits(_cache_tokens(stage, made), drafts=stage.drafts)
     drafter = made.drafter(loaded.ends, limits)
     return Engine(made.network, loaded.ends, loaded.decode, limits, drafter)

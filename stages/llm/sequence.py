@@ -7,6 +7,9 @@ from collections.abc import Sequence as Tokens
 from threading import Event
 from typing import Any
 
+import numpy as np
+
+from pipeline.errors import RowError
 from stages.llm.attention import Past, joined
 from stages.llm.decoder import Ask, Said
 from stages.llm.draft_length import Acceptance
@@ -48,6 +51,7 @@ class Sequence:
         self.masks: Any = None
         self.acceptance, self.trust, self.by_model = Acceptance(), Trust(), 0
         self._proposed: list[int] = []
+        self._is_stuck = False
         self.lookup = Lookup(self.tokens) if drafts else None
         self.state: Any = None if ask.grammar is None else ask.grammar.start()
         self.over = Event()
@@ -134,9 +138,13 @@ class Sequence:
 
     def _set(self, drafts: list[int]) -> None:
         self.drafts = drafts
-        if self.state is not None:
+        if self.state is None:
+            return
+        try:
             self.masks = self.state.masks(drafts)
-            self.drafts = drafts[: len(self.masks) - 1]
+        except RowError:  # the library gives up: nothing may come, and the row ends there
+            self.masks, self._is_stuck = np.zeros((1, 1), np.bool_), True
+        self.drafts = drafts[: len(self.masks) - 1]
 
     def shorten(self, count: int) -> None:
         """Draft only so many of them."""
@@ -149,10 +157,10 @@ class Sequence:
         self._learn(chosen)
         for token in chosen:
             if token < 0:
-                return self.give_up("invalid")
+                return self.give_up("grammar" if self._is_stuck else "invalid")
             self.tokens.append(token)
             if token in ends or self._is_stopped(token):
-                return self.give_up("end")
+                return self.give_up("grammar" if self._is_stuck else "end")
             if self.said == self.ask.most:
                 return self.give_up("length")
         return False
@@ -191,7 +199,11 @@ class Sequence:
     def _is_stopped(self, token: int) -> bool:
         """Whether a stop text or the grammar ends the answer here."""
         if self.state is not None:
-            self.state.advance(token)
+            try:
+                self.state.advance(token)
+            except RowError:
+                self._is_stuck = True
+                return True
         if self._stream is not None:
             self._text.append(self._stream.feed(token))
         over = self._stream is not None and self._stream.finished

@@ -12,12 +12,17 @@ __all__ = ["Space"]
 
 
 class Space:
-    """`tokens` in all, for `rows` sequences of each length. `held`: tokens that were in use at most."""
+    """`tokens` in all, for `rows` sequences of each length. `held`: tokens that were in use at most;
+    `largest`: tokens that the slot of one sequence may have.
+    """
 
     def __init__(self, network: Network, tokens: int, rows: int, prefill: Prefill) -> None:
         self._tokens = tokens
-        self.rooms = Rooms(network, rows)
-        self.prefixes = Prefixes(network, tokens, prefill)
+        whole = network.device.type != "cpu"  # memory is taken at once: half of it for each
+        part = tokens // 2 if whole else tokens
+        self.largest = part
+        self.rooms = Rooms(network, rows, part, whole)
+        self.prefixes = Prefixes(network, part, prefill)
         self.held = 0
 
     @property
