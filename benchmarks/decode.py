@@ -42,7 +42,7 @@ TIMES = {1: 2.5, 8: 3.0, 16: 3.0, 32: 3.0}
 REACHED = {1: 0.55, 16: 0.55}
 IN_FLIGHT, PREFILL_RATE, PREFILL_TIMES = 2048, 0.65, 1.3
 TIE = 1e-3
-"""Logits that differ by less are a tie: sums in another order may fall either way."""
+"""A token whose logit is so near the best one's is as good: sums in another order may fall either way."""
 
 Prompts = Sequence[NDArray[np.int32]]
 
@@ -115,15 +115,18 @@ def decode_seconds(side: Ours | Theirs, prompts: Prompts, new: int, pairs: int) 
 def agree(
     theirs: Theirs, prompts: Prompts, ours: Sequence[list[int]], other: Sequence[list[int]]
 ) -> tuple[int, int, bool]:
-    """Rows that are equal, rows that part at a tie, and whether there are no others."""
+    """Rows that are equal, rows that part where ours is as good, and whether there are no others.
+
+    As the library has it for the row alone: in a padded batch it may itself say something else.
+    """
     equal = ties = 0
     for prompt, a, b in zip(prompts, ours, other, strict=True):
         if a == b:
             equal += 1
             continue
         at = next(i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y)
-        top = theirs.logits([*prompt.tolist(), *b[:at]]).topk(2).values
-        ties += int(top[0] - top[1] < TIE)
+        logits = theirs.logits([*prompt.tolist(), *b[:at]])
+        ties += int(logits.max() - logits[a[at]] < TIE)
     return equal, ties, equal + ties == len(prompts)
 
 
@@ -187,7 +190,7 @@ def main() -> int:
     prompts = fresh(8, given.prompt, 7)
     mine, other = ours.tokens(prompts, given.new), theirs[0].tokens(prompts, given.new)
     equal, ties, good = agree(theirs[0], prompts, mine, other)
-    print(f"{ours.name}: {equal} of 8 answers equal to {theirs[0].name}, {ties} part at a tie")
+    print(f"{ours.name}: {equal} of 8 answers equal to {theirs[0].name}, {ties} part where ours is as good")
     if not good and ours.network.sizes.element == 4 and not given.quantize:
         print("the tokens differ: the comparison does not hold")
         return 1

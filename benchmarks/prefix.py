@@ -80,7 +80,7 @@ def compare(ours: Ours, theirs: Theirs, given: argparse.Namespace) -> bool:
     end = time.perf_counter()
     equal, ties, good = agree(theirs, prompts, mine, other)
     counts = ours.engine.counts
-    print(f"{equal} of {len(prompts)} answers equal, {ties} part at a tie")
+    print(f"{equal} of {len(prompts)} answers equal, {ties} part where ours is as good")
     print(
         f"{given.contexts} contexts of {given.length} x {given.questions} questions: "
         f"engine {end - middle:.1f} s, script at batch {batch} {middle - start:.1f} s: "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -16,7 +16,7 @@ from stages import costs
 from stages.llm import served
 from stages.llm.answers import asks_of, check_room, check_speaker, completions
 from stages.llm.cost import generating, phases
-from stages.llm.opened import SHARES, Opened, check_model, opened
+from stages.llm.opened import SHARES, Opened, check_model, opened, streaming
 from stages.llm.server_command import KINDS
 from stages.shapes import named
 
@@ -114,3 +114,15 @@ class Generate:
         asks = asks_of(self, state, prompts.ids, prompts.tokens)
         said = state.decoder.answer(list(asks.values()))
         return completions(prompts.ids, prompts.lengths, dict(zip(asks, said, strict=True)))
+
+    def stream(self, state: Opened, prompts: Prompts) -> Iterator[str]:
+        """The answer to one prompt as it comes, in pieces of whole characters; for Python, where somebody
+        reads.
+
+        Raises what `run` raises, and ModelError for a decoder that says nothing before the end.
+        """
+        import torch
+
+        torch.set_num_threads(state.threads)
+        for ask in asks_of(self, state, prompts.ids, prompts.tokens).values():
+            yield from streaming(state, self).stream(ask)

@@ -529,3 +529,17 @@ def test_editors_and_the_command_line_know_its_parameters(kind: str) -> None:
     assert said["stop"]["type"] == "array"
     assert said["stop"]["default"] == []
     assert said["temperature"]["default"] == 0.0
+
+
+def test_an_answer_can_be_read_as_it_comes(state: Any, folder: str) -> None:
+    rows = as_rows(random_prompts([9]))
+    stage = Generate(folder, max_new_tokens=7)
+    pieces = list(stage.stream(state, rows))
+    assert "".join(pieces).strip() == stage.run(state, rows).texts[0]
+    assert len(pieces) > 1
+
+
+def test_a_decoder_that_says_nothing_before_the_end_does_not_stream(folder: str) -> None:
+    stage = Generate(folder, decoder="transformers", dtype="float32")
+    with pytest.raises(ModelError, match="says nothing before the end"):
+        list(stage.stream(stage.open(CPU), as_rows(random_prompts([9]))))

@@ -25,13 +25,15 @@ class Abilities:
     """What a decoder can do beside answering; the planner believes it.
 
     `split`: prefill and decode apart; `prefix`: prompts that begin alike are read once; `drafts`: several
-    tokens a step where they can be guessed; `constraints`: answers of a given form.
+    tokens a step where they can be guessed; `constraints`: answers of a given form; `stream`:
+    text as it comes.
     """
 
     split: bool = False
     prefix: bool = False
     drafts: bool = False
     constraints: bool = False
+    stream: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -30,7 +30,7 @@ __all__ = ["Engine"]
 class Engine:
     """Answers prompts with one network. `ends`: tokens that end an answer; `decode`: tokens to text."""
 
-    abilities = Abilities(split=True, prefix=True, drafts=True, constraints=True)
+    abilities = Abilities(split=True, prefix=True, drafts=True, constraints=True, stream=True)
 
     def __init__(
         self,

@@ -42,6 +42,7 @@ __all__ = [
     "opened",
     "split_engine",
     "stop_ids",
+    "streaming",
 ]
 
 ENGINE, LIBRARY = "engine", "transformers"
@@ -131,6 +132,16 @@ def split_engine(state: Opened, stage: Any) -> Engine:
     raise ModelError(
         f"model {stage.model!r} is run in one piece by {type(state.decoder).__name__!r}, which does not "
         "split it; use Generate instead of Prefill and Decode"
+    )
+
+
+def streaming(state: Opened, stage: Any) -> Engine:
+    """The decoder of a model, if it gives text as it comes. Raises ModelError where it does not."""
+    if state.decoder.abilities.stream:
+        return cast(Engine, state.decoder)
+    raise ModelError(
+        f"model {stage.model!r} is run by {type(state.decoder).__name__!r}, which says nothing before the "
+        "end; leave decoder out, or use run"
     )
 
 
