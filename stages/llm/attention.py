@@ -147,10 +147,10 @@ def whole(q: Any, k: Any, v: Any, scale: float) -> Any:
     """Causal attention of a sequence that begins here: q [S, H, d], k and v [S, K, d] to [S, H·d]."""
     from torch.nn.functional import scaled_dot_product_attention
 
-    groups = q.shape[1] // k.shape[1]
     q, k, v = q.transpose(0, 1)[None], k.transpose(0, 1)[None], v.transpose(0, 1)[None]
-    k, v = (x.repeat_interleave(groups, 1) if groups > 1 else x for x in (k, v))
-    return scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)[0].transpose(0, 1).flatten(1)
+    grouped = q.shape[1] != k.shape[1]
+    seen = scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=grouped)
+    return seen[0].transpose(0, 1).flatten(1)
 
 
 def over_parts(

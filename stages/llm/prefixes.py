@@ -1,4 +1,4 @@
-"""Prompts that were read, kept for those that begin alike: a radix tree over an arena of keys and values.
+"""Prompts that were read, kept for those that begin alike: a radix tree over stored keys and values.
 
 What a prompt's prefill gave is copied here when it is done, which takes about a hundredth of the prefill,
 as long as there is room that nobody else needs. Questions on the same documents, rounds of a loop, and
@@ -10,13 +10,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Hashable, Sequence
 
-from stages.llm.attention import Past, Slab, zeros
+from stages.llm.attention import Past, Slab
 from stages.llm.extents import PAGE, Extent, cut
 from stages.llm.network import Network
 from stages.llm.pins import Pins, Returns
 from stages.llm.preempt import Prefill
 from stages.llm.radix import Node, Radix, Tokens
-from stages.llm.slots import Slots
+from stages.llm.store import Store
 from stages.llm.worth import Worth
 
 __all__ = ["Found", "Prefixes"]
@@ -40,14 +40,9 @@ class Prefixes:
     def __init__(
         self, network: Network, tokens: int, prefill: Prefill, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        s = network.sizes
-        like = (network.embedding.dtype, network.device)
-        self._slots = Slots(tokens * s.token_bytes, s.token_bytes)
-        size = self._slots.tokens
-        self._keys = zeros((s.layers, s.kv_heads, s.head, size), *like)
-        self._values = zeros((s.layers, s.kv_heads, size, s.head), *like)
+        self._store = Store(network, tokens)
         self._tree = Radix()
-        self._worth = Worth(prefill, s.token_bytes, _HALF_LIFE)
+        self._worth = Worth(prefill, network.sizes.token_bytes, _HALF_LIFE)
         self._prefill = prefill
         self._pins: Pins[Hashable, Node] = Pins(Returns())
         self._clock = clock
@@ -55,7 +50,7 @@ class Prefixes:
     @property
     def used(self) -> int:
         """Tokens that are kept."""
-        return self._slots.tokens - self._slots.free_tokens
+        return self._store.used
 
     @property
     def idle(self) -> int:
@@ -78,7 +73,7 @@ class Prefixes:
     def past(self, found: Found, start: int = 0) -> tuple[Past, ...]:
         """Keys and values of a prefix from token `start` on; nothing is copied."""
         chain = cut(found.extents, start, found.length)
-        return tuple(self._view(extent) for extent in chain)
+        return tuple(self._store.view(extent) for extent in chain)
 
     def drop(self, found: Found) -> None:
         """The caller needs it no longer."""
@@ -99,7 +94,7 @@ class Prefixes:
         place = self._place(size - known, room)
         if place is not None:
             own = Extent(place, 0, size - known)
-            self._view(own).write(slab, slot, known - behind)
+            self._store.view(own).write(slab, slot, known - behind)
             inserted = self._tree.insert(tokens[:size], (*extents, own))
             self._worth.use(inserted.node, self._clock())
         self._tree.unlock(node)
@@ -109,7 +104,7 @@ class Prefixes:
             return None
         if tokens > room:
             self.evict(tokens - room)
-        return self._slots.reserve(tokens)
+        return self._store.reserve(tokens)
 
     def evict(self, tokens: int) -> int:
         """Give up what is worth least, at least so many tokens where that many are not in use; how many."""
@@ -118,7 +113,7 @@ class Prefixes:
             self._tree.unpin(node)
         freed = self._tree.evict(tokens, self._worth.order(now))
         for extent in freed:
-            self._slots.release(extent)
+            self._store.release(extent)
         return sum(e.stop - e.start for e in freed)
 
     # questions that come back (A18)
@@ -142,8 +137,3 @@ class Prefixes:
         reload = self._prefill(length, 0)
         if length and self._pins.leave(who, node, "retrieval", arrived, self._clock(), reload) > 0:
             self._tree.pin(node)
-
-    def _view(self, extent: Extent) -> Past:
-        start = self._slots.offset(extent.slot)
-        rows = slice(start + extent.start, start + extent.stop)
-        return Past(self._keys[..., rows], self._values[:, :, rows])
