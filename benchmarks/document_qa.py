@@ -31,6 +31,7 @@ from pipeline.evaluate import best, f1, names
 from pipeline.executor import run
 from pipeline.graph import Graph, node
 from pipeline.machine import Device, Machine, cores
+from pipeline.node import Node
 from pipeline.questions import Question
 from pipeline.questions import read as read_questions
 from pipeline.values import Documents, Passage, Passages, Queries
@@ -157,9 +158,9 @@ class Script:
         return said
 
 
-def graph(work: Work, folder: Path) -> Graph:
-    """The same work as a pipeline."""
-    nodes = (
+def searching(folder: Path, k: int) -> tuple[Node, ...]:
+    """From documents and questions to the `k` passages of each, "found"."""
+    return (
         node("pages", ListPages(), documents="documents"),
         node("texts", ReadPages(), pages="pages", batch=256),
         node("chunks", Split(ENCODER, tokens=WINDOW, overlap=0, headings=False), texts="texts", batch=256),
@@ -167,8 +168,15 @@ def graph(work: Work, folder: Path) -> Graph:
         node("vectors", Embed(ENCODER, "float32"), chunks="chunks", batch=1024),
         node("index", IndexVectors(folder / "index"), embeddings="vectors"),
         node("asked", EmbedQueries(ENCODER, "float32"), queries="questions"),
-        node("hits", Search(k=K), queries="questions", vectors="asked", index="index"),
+        node("hits", Search(k=k), queries="questions", vectors="asked", index="index"),
         node("found", Fetch(), hits="hits", corpus="corpus"),
+    )
+
+
+def graph(work: Work, folder: Path) -> Graph:
+    """The same work as a pipeline."""
+    nodes = (
+        *searching(folder, K),
         node("prompts", WritePrompt(MODEL), queries="questions", passages="found", batch=256),
         node(
             "said",

@@ -22,21 +22,15 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.document_qa import ENCODER, MODEL, WINDOW, Work, prepare
+from benchmarks.document_qa import MODEL, Work, prepare, searching
 from pipeline.evaluate import best, f1, names
-from pipeline.graph import Graph, node
+from pipeline.graph import Graph
 from pipeline.local import run_local
 from pipeline.machine import Device, cores
 from pipeline.values import Documents, Passages, Queries
-from stages.embed import Embed, EmbedQueries
-from stages.fetch import Fetch, StoreChunks
 from stages.generate import Generate
-from stages.index import IndexVectors
 from stages.prompt import WritePrompt
 from stages.prune import Prune
-from stages.read import ListPages, ReadPages
-from stages.search import Search
-from stages.split import Split
 
 K, NEW = 8, 24
 COLUMNS = "{:>14} {:>9} {:>10} {:>8} {:>6} {:>8} {:>10}"
@@ -56,18 +50,7 @@ class Measured:
 
 def found(work: Work, folder: Path) -> tuple[Queries, Passages]:
     """The questions and the `K` passages of each."""
-    nodes = (
-        node("pages", ListPages(), documents="documents"),
-        node("texts", ReadPages(), pages="pages", batch=256),
-        node("chunks", Split(ENCODER, tokens=WINDOW, overlap=0, headings=False), texts="texts", batch=256),
-        node("corpus", StoreChunks(folder / "corpus"), chunks="chunks"),
-        node("vectors", Embed(ENCODER, "float32"), chunks="chunks", batch=1024),
-        node("index", IndexVectors(folder / "index"), embeddings="vectors"),
-        node("asked", EmbedQueries(ENCODER, "float32"), queries="questions"),
-        node("hits", Search(k=K), queries="questions", vectors="asked", index="index"),
-        node("found", Fetch(), hits="hits", corpus="corpus"),
-    )
-    graph = Graph({"documents": Documents, "questions": Queries}, nodes, {"found": "found"})
+    graph = Graph({"documents": Documents, "questions": Queries}, searching(folder, K), {"found": "found"})
     texts = tuple(q.question for q in work.questions)
     queries = Queries(tuple((q.id,) for q in work.questions), texts, ("",) * len(texts))
     documents = Documents((("corpus.jsonl",),), (str(work.corpus),))

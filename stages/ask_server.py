@@ -10,12 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline import models
-from pipeline.errors import BadRowsError, GraphError, RidgewayError, RowError, RowId
+from pipeline.errors import BadRowsError, RidgewayError, RowError, RowId
 from pipeline.lookup import near_miss
 from pipeline.machine import Device
 from pipeline.roofline import Cost, Flow, Work
 from pipeline.values import Completions, Prompts
 from stages import costs
+from stages.llm.answers import check_room
 from stages.llm.sampling import Sampling
 from stages.llm.served import asking, launch, seed_of, serving
 from stages.llm.server_client import Ask, Said, Server
@@ -122,13 +123,7 @@ class AskServer:
 
     def check(self, upstream: tuple[Any, ...]) -> None:
         """Raise GraphError where the prompts leave less room than the answers may take."""
-        for stage in upstream:
-            reserve = getattr(stage, "reserve", self.max_new_tokens)
-            if reserve < self.max_new_tokens:
-                raise GraphError(
-                    f"max_new_tokens is {self.max_new_tokens}, but {type(stage).__name__} keeps only "
-                    f"{reserve} tokens free for the answer; raise its reserve, or lower max_new_tokens"
-                )
+        check_room(self, upstream)
 
     def identity(self) -> Mapping[str, str | int]:
         """The fingerprint of a model that is started here; else the server, for no more is known."""

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stages.llm import linear
-from stages.llm.linear import INT8, Int8, Linear, Mkl, OneDnn, Plain, fastest, forms
+from stages.llm.linear import INT8, Int8, Linear, Mkl, OneDnn, Plain, forms
 from tests.llm_models import one_thread
 
 EXACT = [("float32", 1e-5), ("bfloat16", 1e-2)]
@@ -27,6 +27,11 @@ def random(*shape: int, seed: int = 0) -> Any:
 
 def form(device: str, dtype: str, quantise: str = "") -> Any:
     return forms(device, dtype, quantise)
+
+
+def fastest(weight: Any, bias: Any = None) -> Linear:
+    """`weight` in the form of its device and dtype."""
+    return forms(weight.device.type, str(weight.dtype).removeprefix("torch."))(weight, bias)
 
 
 def eight_bits() -> None:

@@ -20,9 +20,10 @@ pages, best fit, as with any allocator).
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from dataclasses import dataclass
 
+from pipeline.buffers.runs import Runs
 from pipeline.errors import PlanError
 
 __all__ = ["ALIGN", "DEFAULT_SIZES", "MOST", "Layout", "Slot"]
@@ -58,7 +59,7 @@ class Layout:
         self.sizes, self.page = _rounded(sizes, total)
         self.used = 0
         self.held = 0
-        self._runs = _Runs(total // self.page)
+        self._runs = Runs(total // self.page)
         self._live: dict[int, Slot] = {}
         self._shelves: dict[tuple[str, int], _Shelf] = {}
         self._owner: dict[int, _Shelf] = {}
@@ -183,52 +184,6 @@ class _Shelf:
             if not self._by_count[count]:
                 self._counts ^= 1 << count
         return free
-
-
-class _Runs:
-    """The free large pages, as runs that touch no other. Best fit, the lowest of equals."""
-
-    def __init__(self, pages: int) -> None:
-        self._order: list[tuple[int, int]] = []
-        self._length: dict[int, int] = {}
-        self._start: dict[int, int] = {}
-        self._add(0, pages)
-
-    @property
-    def longest(self) -> int:
-        return self._order[-1][0] if self._order else 0
-
-    def take(self, pages: int) -> int | None:
-        """The first of so many pages in a row; None where no run is that long."""
-        place = bisect_left(self._order, (pages, 0))
-        if place == len(self._order):
-            return None
-        length, start = self._order[place]
-        self._remove(start)
-        if length > pages:
-            self._add(start + pages, length - pages)
-        return start
-
-    def give(self, start: int, pages: int) -> None:
-        """Pages that are free again, joined with the runs at both ends."""
-        end = start + pages
-        if end in self._length:
-            end += self._remove(end)
-        if start in self._start:
-            start = self._start[start]
-            self._remove(start)
-        self._add(start, end - start)
-
-    def _add(self, start: int, length: int) -> None:
-        insort(self._order, (length, start))
-        self._length[start] = length
-        self._start[start + length] = start
-
-    def _remove(self, start: int) -> int:
-        length = self._length.pop(start)
-        del self._start[start + length]
-        del self._order[bisect_left(self._order, (length, start))]
-        return length
 
 
 def _lowest(bits: int) -> int:

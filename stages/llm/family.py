@@ -1,12 +1,12 @@
 """From a model of the transformers library to a `Network`: the families of decoders that we run ourselves.
 
-A model is accepted by what it is made of, and only if its logits agree with the library's own; others run
-through the library (`stages.llm.library`), which is right too, and slower.
+A model is accepted by what it is made of; others run through the library (`stages.llm.library`), which is
+right too, and slower. One that is accepted, but whose logits are not the library's, is an error when it is
+opened (`stages.llm.agreement`), never another decoder in silence.
 """
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +20,6 @@ FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "
 """Values of `model_type` in a configuration. SmolLM and SmolLM2 are Llamas."""
 _ROPES = frozenset({"default", "linear", "llama3", "yarn"})
 """Rotary embeddings that do not depend on how long a sequence becomes."""
-_log = logging.getLogger("ridgeway")
 
 
 def refusal(model: Any) -> str:

@@ -132,12 +132,6 @@ def forms(device: str, dtype: str, quantise: str = "") -> Callable[..., Linear]:
     return form
 
 
-def fastest(weight: Any, bias: Any = None, quantise: str = "") -> Linear:
-    """`weight` [out, in] with its bias, in the form of its device and dtype."""
-    form = forms(weight.device.type, str(weight.dtype).removeprefix("torch."), quantise)
-    return form(weight, bias)
-
-
 def _is_right(form: Callable[..., Linear], dtype: str) -> bool:
     import torch
 

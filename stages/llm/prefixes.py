@@ -1,7 +1,7 @@
 """Prompts that were read, kept for those that begin alike: a radix tree over stored keys and values.
 
-What a prompt's prefill gave is copied here when it is done, which takes about a hundredth of the prefill,
-as long as there is room that nobody else needs. Questions on the same documents, rounds of a loop, and
+What a prompt's prefill gave is copied here when it is done (500 tokens of SmolLM2 took 24 ms, of a prefill
+of half a second), as long as there is room that nobody else needs. Questions on the same documents, rounds of a loop, and
 instructions that all prompts begin with find it here.
 """
 

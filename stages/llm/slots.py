@@ -15,8 +15,7 @@ When not: one batch of like lengths that begins and ends together wants one tens
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-
+from pipeline.buffers.runs import Runs
 from pipeline.errors import PlanError
 from stages.llm.extents import PAGE, Extent, pages_of
 
@@ -50,7 +49,7 @@ class Slots:
         self.token_bytes = token_bytes
         self.tokens = budget // (PAGE * token_bytes) * PAGE
         self.free_tokens = self.tokens
-        self._free = _Runs(self.tokens // PAGE)
+        self._free = Runs(self.tokens // PAGE)
         self._slots: dict[int, _Slot] = {}
         self._next = 0
 
@@ -130,59 +129,6 @@ class Slots:
         self.free_tokens += (stop - first) * PAGE
         if not found.live:
             del self._slots[extent.slot]
-
-
-class _Runs:
-    """The free pages, as runs that touch no other. Best fit, the lowest of equals."""
-
-    def __init__(self, pages: int) -> None:
-        self._order: list[tuple[int, int]] = []
-        self._length: dict[int, int] = {}
-        self._start: dict[int, int] = {}
-        self._add(0, pages)
-
-    @property
-    def longest(self) -> int:
-        return self._order[-1][0] if self._order else 0
-
-    def take(self, pages: int) -> int | None:
-        """The first of so many pages in a row; None where no run is that long."""
-        place = bisect_left(self._order, (pages, 0))
-        if place == len(self._order):
-            return None
-        start = self._order[place][1]
-        self.take_at(start, pages)
-        return start
-
-    def take_at(self, start: int, pages: int) -> bool:
-        """So many pages from `start` on, which begins a run; False where it does not, or is too short."""
-        if self._length.get(start, 0) < pages:
-            return False
-        left = self._remove(start) - pages
-        if left:
-            self._add(start + pages, left)
-        return True
-
-    def give(self, start: int, pages: int) -> None:
-        """Pages that are free again, joined with the runs at both ends."""
-        end = start + pages
-        if end in self._length:
-            end += self._remove(end)
-        if start in self._start:
-            start = self._start[start]
-            self._remove(start)
-        self._add(start, end - start)
-
-    def _add(self, start: int, length: int) -> None:
-        insort(self._order, (length, start))
-        self._length[start] = length
-        self._start[start + length] = start
-
-    def _remove(self, start: int) -> int:
-        length = self._length.pop(start)
-        del self._start[start + length]
-        del self._order[bisect_left(self._order, (length, start))]
-        return length
 
 
 def _bits(start: int, stop: int) -> int:
