@@ -12,13 +12,15 @@ from pipeline.timeline import Counts, Times
 class Clock:
     """When a batch came to each of the three stations, and left it.
 
-    `since`: when another batch that shared the lane ended, whose time that was; `length`: see `Times`.
+    `since`: when another batch that shared the lane ended, whose time that was; `ended`: when the stage
+    was through; `length`: see `Times`.
     """
 
     marks: list[float] = field(default_factory=list)
     opening: float = 0.0
     length: float = 0.0
     since: float = 0.0
+    ended: float = 0.0
     moved: Counts = field(default_factory=Counts)
 
     def mark(self) -> None:
@@ -28,5 +30,6 @@ class Clock:
     def times(self) -> Times:
         """One that failed was at no later station."""
         begun, ready, start, end, leaves, left = self.marks + [self.marks[-1]] * (6 - len(self.marks))
+        end = self.ended or end
         beside = (ready - begun, left - leaves)
         return Times(max(start, min(self.since, end)), end, self.opening, self.length, *beside, self.moved)

@@ -132,7 +132,8 @@ class States:
             return apply(order.stage, order.kinds, self._state(order, clock), batch, order.owed)
         finally:
             with self._lock:
-                clock.since, self._ended = self._ended, time.monotonic()
+                clock.since, clock.ended = self._ended, time.monotonic()
+                self._ended = clock.ended
 
     def _state(self, order: Order, clock: Clock) -> Any:
         key = (order.device.name, *state_key(order.stage))

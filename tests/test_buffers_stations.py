@@ -109,3 +109,43 @@ def test_a_slow_last_station_holds_back_those_before_it() -> None:
     may.set()
     end(threads)
     assert ran[2].is_set()
+
+
+def test_a_station_is_shared_by_those_with_the_same_key_and_by_no_others() -> None:
+    line, inside = Stations(2), threading.Barrier(2, timeout=WAIT)
+    order: list[str] = []
+
+    def work(key: str) -> None:
+        with line.through() as onward:
+            onward(key, 2)
+            if key == "alike":
+                inside.wait()  # both are here at once, or this fails
+            order.append(key)
+
+    threads = [start(lambda: work("alike")) for _ in range(2)]
+    end(threads)
+    end([start(lambda: work("other"))])
+    assert order == ["alike", "alike", "other"]
+
+
+def test_who_has_another_key_waits_until_the_station_is_empty() -> None:
+    line, here, go = Stations(2), threading.Event(), threading.Event()
+    seen: list[str] = []
+
+    def first() -> None:
+        with line.through() as onward:
+            onward("a", 2)
+            here.set()
+            assert go.wait(WAIT)
+            seen.append("a")
+
+    def second() -> None:
+        with line.through() as onward:
+            go.set()
+            onward("b", 2)
+            seen.append("b")
+
+    one = start(first)
+    assert here.wait(WAIT)
+    end([start(second), one])
+    assert seen == ["a", "b"]

@@ -411,3 +411,39 @@ def test_a_report_describes_a_value_without_holding_it() -> None:
     assert isinstance(made.rows, Flags)
     assert told.meta.nbytes == made.rows.nbytes
     assert not any(isinstance(getattr(told, name), Rows) for name in told.__slots__)
+
+
+meeting = threading.Barrier(2, timeout=10)
+
+
+@dataclass(frozen=True, slots=True)
+class Merging:
+    """Batches that must be in it at once; each open is another object."""
+
+    number: int = 0
+    in_flight: ClassVar[int] = 2
+    shares: ClassVar[tuple[str, ...]] = ()
+
+    def open(self, device: Device) -> Any:
+        return object()
+
+    def run(self, state: Any, a: Numbers) -> Numbers:
+        meeting.wait()
+        return Numbers(a.ids, (id(state),) * len(a))
+
+
+def test_batches_of_a_stage_that_merges_them_are_in_it_at_once_on_one_state_and_share_the_time() -> None:
+    states, made = States(), dict[int, Made]()
+
+    def run(number: int) -> None:
+        made[number] = states.run(order(Merging(number)), [numbers(a=1)])
+
+    threads = [threading.Thread(target=run, args=(n,), daemon=True) for n in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    first, second = sorted((m.times for m in made.values()), key=lambda t: t.end)
+    assert [m.fault for m in made.values()] == [None, None]
+    assert made[0].rows == made[1].rows
+    assert second.start >= first.end  # no second of the lane is counted twice
